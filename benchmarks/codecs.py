@@ -142,7 +142,7 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     arguments = parser.asked()
     if importlib.util.find_spec("bitsandbytes") is None:
-        sys.exit("codecs.py compares with bitsandbytes: pip install 'swarmnet-train[cuda]'")
+        sys.exit("codecs.py compares with bitsandbytes: pip install 'swarmnet-train[lora]'")
     torch.set_num_threads(arguments.threads)
     if sys.platform == "linux":
         mallopt = getattr(ctypes.CDLL(None), "mallopt", None)

@@ -692,14 +692,13 @@ class SnapshotRequest:
     version: Version = -1
     """-1: where the callee stands. It takes a copy of that version if need be."""
     content: Annotated[bytes, Size(32)] = b""
-    """The address of the content that a piece is asked of; empty: describe a snapshot of `version`."""
+    """The address of the content that is asked for: of a snapshot, or of frozen weights; empty: of none yet."""
     piece: Annotated[int, Between(-1, MAX_PIECES - 1)] = -1
-    """Number of the piece; -1: none."""
+    """Number of the piece; -1: describe the content, or a snapshot."""
 
     def contradiction(self) -> str:
         """What in it cannot be, in words; "" if nothing."""
-        # A piece without its content could be of any version.
-        return "asks for a piece of no content" if (self.piece >= 0) != bool(self.content) else ""
+        return "a piece without its content could be of any version" if self.piece >= 0 and not self.content else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -971,6 +970,7 @@ Answer = (
     | PartData
     | AuditData
     | Snapshot
+    | Content
     | SnapshotPiece
     | TrailStep
     | ManifestData

@@ -30,6 +30,9 @@ Said = dict[str, tuple[str, Any]]
 MOST_PASSES = 4
 """Over the data, up to which repeated text is about as good as new text (arXiv:2305.16264)."""
 
+_LARGE_ADAPTERS = 20 << 20
+"""Bytes of an aggregate in int64."""
+
 NAMES = frozenset(["stdlib", "bytes", "ids"])
 """Sources and tokenizers that are no paths, even where a file has that name."""
 
@@ -53,7 +56,15 @@ NAMES = frozenset(["stdlib", "bytes", "ids"])
     envvar="SWARMNET_FROM",
     help="Begin with a Hugging Face checkpoint (Llama, Mistral, Qwen2, Qwen3): its model and weights.",
 )
-@fields("manifest", "data", "admission")
+@click.option(
+    "--lora",
+    "adapters",
+    metavar="r=N[,FIELD=VALUE...]",
+    allow_from_autoenv=False,
+    help="Fine-tune: freeze the weights, and train adapters of that rank (LoRA). Fields of [lora], such as "
+    "r=16,lora_alpha=32.",
+)
+@fields("manifest", "lora", "data", "admission")
 @click.option(
     "--set",
     "assignments",
@@ -83,6 +94,7 @@ def init(
     *,
     preset: str | None,
     checkpoint: Path | None,
+    adapters: str | None,
     assignments: tuple[str, ...],
     force: bool,
     owned: bool,
@@ -96,6 +108,7 @@ def init(
       swarmnet init run.toml --data corpus.txt --stages 4 --set model.num_layers=12
       swarmnet init run.toml --data tokens.u16.bin --tokenizer tokenizer.json --preset 350m
       swarmnet init run.toml --data corpus.txt --stages 4 --from ./Llama-3.2-1B
+      swarmnet init run.toml --data corpus.txt --stages 2 --from ./Qwen3-8B --lora r=16 --base nf4
       swarmnet init run.toml --data corpus.txt --admission invite
       swarmnet init run.toml --data corpus.txt --mbit 200 --device cuda
       swarmnet init run.toml --data corpus.txt --fleet fleet.toml --set model.num_layers=32
@@ -122,6 +135,13 @@ def init(
     begins = None if checkpoint is None else Begins(checkpoint)
     said: Said = {".".join(option.path): (origin, value) for option, origin, value in given(ctx, *TYPED)}
     sets: Said = {".".join(key): ("--set", value) for key, value in map(toml.assignment, assignments)}
+    for text in () if adapters is None else adapters.split(","):
+        if "=" not in text:
+            raise UsageError(f"--lora {typed(adapters)}: write r=16, or several fields, such as r=16,lora_alpha=32")
+        key, value = toml.assignment(f"lora.{text.strip()}", where="--lora")
+        said[".".join(key)] = ("--lora", value)
+    if adapters is not None and not said.get("lora.r", ("", 0))[1]:
+        raise UsageError(f"--lora {typed(adapters)}: name the adapters' rank, such as r=16")
     if "data.tokenizer" not in said | sets:
         said["data.tokenizer"] = ("--tokenizer", "bytes" if begins is None else begins.tokenizer)
     for name in said.keys() & {"data.source", "data.tokenizer"}:
@@ -168,6 +188,7 @@ def init(
     lines = [
         f"wrote {path}: a model of {model.num_parameters:,} parameters in {counted(manifest.cut.stages, 'stage')}, "
         f"{manifest.training.total_steps} steps",
+        *_of_adapters(manifest),
         f"data: {data.num_tokens:,} tokens of {data.source}, tokenizer {data.tokenizer} ({model.vocab_size:,} ids)",
         *tokens.notes,
         f"the run reads {manifest.training.total_tokens:,} tokens: {_passes(manifest)} over the data",
@@ -210,6 +231,22 @@ def init(
         record |= {"passes": manifest.training.total_tokens / data.num_tokens}
         click.echo(json.dumps({**record, **said_of_line}, indent=2))
     return 0
+
+
+def _of_adapters(manifest: Manifest) -> list[str]:
+    """What is trained of it, and what each stage has to have first, if not all is."""
+    from swarmnet.model.base_file import BaseLayout
+    from swarmnet.plan.memory import shown
+
+    lora = manifest.lora
+    if not lora.r:
+        return []
+    trained, whole = lora.num_parameters(manifest.model), manifest.model.num_parameters
+    sizes = ", ".join(shown(BaseLayout.of(spec).num_bytes) for spec in manifest.specs)
+    return [
+        f"adapters of rank {lora.r}: {trained:,} parameters are trained ({trained / whole:.2%}), all others "
+        f"frozen, in {lora.base}: {sizes} by stage"
+    ]
 
 
 def _passes(manifest: Manifest) -> str:
@@ -265,7 +302,13 @@ def _manifest(said: Said, begins: Begins | None, under: Said) -> tuple[Manifest,
         # Under what was typed: --set may still change the model that the checkpoint describes.
         layers.append(begins.layer(stages=values.get("cut.stages", Manifest().cut.stages)))
     layers += [layer(origin, tuple(key.split(".")), value) for key, (origin, value) in said.items()]
-    return change(Manifest(), layers, where="manifest"), follows
+    manifest = change(Manifest(), layers, where="manifest")
+    # A fine grid costs nothing where adapters are small, and needs no steps to find its own.
+    if manifest.lora.r and "averaging.codec" in follows and manifest.averaging.sync != "local":
+        large = 8 * manifest.lora.num_parameters(manifest.model) > _LARGE_ADAPTERS
+        codec = follows["averaging.codec"] = "small" if large else "int64"
+        manifest = change(manifest, [layer("manifest", ("averaging", "codec"), codec)], where="manifest")
+    return manifest, follows
 
 
 class Begins:
@@ -317,7 +360,8 @@ class Begins:
         """
         from swarmnet.config.check import SettingsLayer
         from swarmnet.manifest.file import change
-        from swarmnet.model.huggingface.checkpoint import digests, stage_shapes
+        from swarmnet.model.base_file import BaseLayout, base_root
+        from swarmnet.model.huggingface.checkpoint import checked, digest, stage_shapes
 
         window, length = self._described.window, manifest.training.sequence_length
         # Inside its window a model computes the same with and without it.
@@ -328,7 +372,13 @@ class Begins:
             )
         described, shapes = self._described.model.tie_embeddings, stage_shapes(manifest.model, manifest.cut, length)
         differs = not (described if tied is None else tied)
-        found = digests(self._folder, shapes, may_lack_head=described or tied is True, may_differ_head=differs)
+        lacks = described or tied is True
+        checkpoint = checked(self._folder, shapes, may_lack_head=lacks, may_differ_head=differs)
+        # Of frozen weights what counts is how they rest.
+        if manifest.lora.r:
+            found = [base_root(checkpoint, BaseLayout.of(spec)) for spec in manifest.specs]
+        else:
+            found = [digest(checkpoint.read(each)) for each in shapes]
         initial = {"initial": {"source": source, "sha256": found}}
         return change(manifest, [SettingsLayer("--from", initial)], where="--from")
 

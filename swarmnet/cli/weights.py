@@ -6,7 +6,7 @@ import contextlib
 import json
 import math
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -35,6 +35,8 @@ if TYPE_CHECKING:
     from swarmnet.data.tokenizer import Tokenizer
     from swarmnet.ids import RunId
     from swarmnet.manifest.schema import Manifest
+    from swarmnet.model.decoder import StageModule
+    from swarmnet.model.lora import Base
     from swarmnet.state.collect import CollectedCheckpoints
 
 NO_FILE = ("bytes", "ids")
@@ -52,6 +54,60 @@ class FoundWeights:
     base: Path | None
     """Where the manifest is; None: it came from the network, and has no say in which files are opened here."""
     collection: CollectedCheckpoints
+    places: tuple[Path, ...] = ()
+    """Where peers have left their files, on this disk."""
+
+    def module(self, checkpoint: Path | None) -> StageModule:
+        """The whole model. checkpoint: as of `frozen`."""
+        from swarmnet.model.whole import whole
+
+        lora = self.manifest.lora
+        if not lora.r:
+            return whole(self.manifest.model, self.collection.stages())
+        base = self.frozen(checkpoint)
+        return whole(self.manifest.model, self.collection.stages(), lora=lora, base=base)
+
+    def frozen(self, checkpoint: Path | None) -> Base:
+        """The weights that adapters belong to: the files of peers, else from the checkpoint that the run began with.
+
+        checkpoint: its directory; None: where the manifest says. Raises UsageError: not here, or another one.
+        """
+        import tempfile
+
+        from swarmnet.model.base_file import BaseLayout, content_of, write_base
+        from swarmnet.model.lora import drawn_base
+
+        owner: dict[str, Base] = {}
+        manifest = self.manifest
+        layouts = [BaseLayout.of(spec) for spec in manifest.specs]
+        if not manifest.initial.sha256:
+            shapes = {name: shape for layout in layouts for name, shape in layout.shapes.items()}
+            return drawn_base(manifest.specs[0], shapes)
+        checkpoint = checkpoint or _beginning(manifest, self.base)
+        # What is mapped stays readable when its name is gone.
+        with tempfile.TemporaryDirectory(prefix="swarmnet-base-") as folder:
+            for layout, root in zip(layouts, manifest.initial.sha256, strict=True):
+                made = Path(folder) / root
+                here = (path for place in self.places for path in place.rglob(f"base/{root}"))
+                path = next((path for path in here if content_of(path, layout, agreed=root)), made)
+                if path == made and checkpoint is None:
+                    raise UsageError(
+                        "the adapters of this run mean nothing without the checkpoint that it began with "
+                        f"({manifest.initial.source!r} where it was made): name its directory with --from DIR"
+                    )
+                if path == made and checkpoint is not None:
+                    write_base(made, checkpoint, layout, agreed=root)
+                owner |= dict.fromkeys(layout.shapes, layout.mapped(path))
+        return lambda name: owner[name](name)
+
+
+with_beginning = click.option(
+    "--from",
+    "checkpoint",
+    type=click.Path(path_type=Path, file_okay=False, exists=True),
+    metavar="DIR",
+    help="Where the checkpoint is that a run with adapters began with.  [where peers or the manifest have it]",
+)
 
 
 @contextlib.contextmanager
@@ -98,7 +154,7 @@ def weights_of(
         collection = _collected(manifest, run_id(manifest), places, step)
         for passed in collection.passed_over():
             click.echo(f"warning: {passed}: not used; the weights are those of step {collection.version}", err=True)
-        yield FoundWeights(manifest, path.parent, collection)
+        yield FoundWeights(manifest, path.parent, collection, tuple(places))
         return
     check_addresses(bootstrap)
     invitation, base = (SwarmLink.parse(run), None) if link else (load(path), path.parent)
@@ -126,10 +182,10 @@ def weights_of(
 
 def _collected(manifest: Manifest, run: RunId, directories: list[Path], step: int | None) -> CollectedCheckpoints:
     """What peers of that run have left below `directories`."""
-    from swarmnet.model.huggingface.checkpoint import stage_shapes
+    from swarmnet.stage.canonical import Canonical
     from swarmnet.state.collect import CollectedCheckpoints
 
-    shapes = list(stage_shapes(manifest.model, manifest.cut, manifest.training.sequence_length))
+    shapes = [Canonical.of(spec).shapes for spec in manifest.specs]
     return CollectedCheckpoints(run, directories, shapes, step, allow_drop=manifest.training.allow_drop)
 
 
@@ -187,8 +243,28 @@ def _run_tokenizer(manifest: Manifest, base: Path | None, tokenizer: Path | None
     metavar="DIR",
     help="Checkpoint from which tokenizer, generation settings and sliding window come.  [what the run began with]",
 )
-def export(run: str, target: Path, directories: tuple[Path, ...], step: int | None, like: Path | None) -> int:
-    """Write the model of a run to a new directory OUT, as Hugging Face's transformers loads it.
+@with_beginning
+@click.option("--adapter", "form", flag_value="adapter", help="Of a run with adapters: write them, for PEFT.  [so]")
+@click.option("--merged", "form", flag_value="merged", help="Of such a run: write the whole model, with them in it.")
+@click.option(
+    "--dtype",
+    type=click.Choice(("fp32", "bf16")),
+    default="fp32",
+    show_default=True,
+    help="Of the weights that are written.",
+)
+def export(
+    run: str,
+    target: Path,
+    directories: tuple[Path, ...],
+    step: int | None,
+    like: Path | None,
+    checkpoint: Path | None,
+    form: str | None,
+    dtype: str,
+) -> int:
+    """Write the model of a run to a new directory OUT, as Hugging Face's transformers loads it; of a run with adapters
+    (--lora) the adapters, as PEFT loads them.
 
     With the run's manifest the weights of all stages come from checkpoints on this disk: those of `swarmnet local` are
     next to its run.toml, those of peers in their --dir. With a link they are fetched from the peers of a swarm that is
@@ -198,6 +274,7 @@ def export(run: str, target: Path, directories: tuple[Path, ...], step: int | No
     Examples, the first one after `swarmnet local --steps 200 --out runs/local`:
       swarmnet export runs/local/run.toml ./model
       swarmnet export run.toml ./model --dir ~/.swarmnet/stage-0 --dir ~/.swarmnet/stage-1-2
+      swarmnet export run.toml ./model --merged --dtype bf16
       swarmnet export swarm:RUN_ID@/ip4/203.0.113.7/tcp/31337/p2p/12D3KooW... ./model
     """
     if os.path.lexists(target):
@@ -207,6 +284,8 @@ def export(run: str, target: Path, directories: tuple[Path, ...], step: int | No
     notes: list[str] = []
 
     def agreed(manifest: Manifest, base: Path | None) -> None:
+        if form and not manifest.lora.r:
+            raise UsageError(f"--{form} is for a run with adapters (lora.r), and this one trains all weights")
         _tokenizer(manifest, base)  # refuses early
         notes.extend(_notes(like, _began(manifest, base, like), manifest))
 
@@ -217,21 +296,32 @@ def export(run: str, target: Path, directories: tuple[Path, ...], step: int | No
         from swarmnet.net.admission_files import notices_of
 
         manifest, base = found.manifest, found.base
-        like = like or _beginning(manifest, base)
-        files = write_model(
-            target,
-            manifest.model,
-            found.collection.stages(),
-            longest=manifest.training.sequence_length,
-            like=like,
-            began=_began(manifest, base, like),
-            tokenizer=_tokenizer(manifest, base),
-        )
+        like = like or checkpoint or _beginning(manifest, base)
+        only_adapters = bool(manifest.lora.r) and form != "merged"
+        if only_adapters:
+            from swarmnet.model.huggingface.adapter import write_adapter
+
+            named = str(like.absolute() if like is not None else manifest.initial.source)
+            files = write_adapter(target, manifest.lora, found.collection.stages(), base=named, like=like)
+        else:
+            files = write_model(
+                target,
+                manifest.model,
+                _stages(found, checkpoint, dtype),
+                longest=manifest.training.sequence_length,
+                like=like,
+                began=_began(manifest, base, like),
+                tokenizer=_tokenizer(manifest, base),
+                dtype=dtype,
+            )
     notices = notices_of(RunTerms.of(manifest))
     notices.learn_all(found.collection.notices)
     click.echo(
         f"wrote {target}: the weights of step {found.collection.version} of {notices.end}, in {', '.join(files)}"
     )
+    if only_adapters:
+        click.echo(f"load it with peft.PeftModel.from_pretrained(model, {str(target)!r}), model being {named}")
+        return 0
     if like is not None and (what := brought(like)):
         click.echo(f"from {like} came {', '.join(what)}")
     for note in notes:
@@ -241,6 +331,20 @@ def export(run: str, target: Path, directories: tuple[Path, ...], step: int | No
         where = "--like DIR brings one along" if like is None else f"{like} has no tokenizer.json either"
         click.echo(f"without a tokenizer: the run's is {manifest.data.tokenizer!r}; {where}")
     return 0
+
+
+def _stages(found: FoundWeights, checkpoint: Path | None, dtype: str) -> Iterator[Mapping[str, torch.Tensor]]:
+    """The weights of each stage that are written, adapters merged."""
+    import torch
+
+    from swarmnet.model.lora import frozen_shapes, merged, stage_module
+
+    manifest, kind = found.manifest, torch.bfloat16 if dtype == "bf16" else torch.float32
+    base = found.frozen(checkpoint) if manifest.lora.r else None
+    for spec, weights in zip(manifest.specs, found.collection.stages(), strict=True):
+        if base is not None:
+            weights = dict(merged(frozen_shapes(stage_module(spec)), manifest.lora, base, weights))
+        yield {name: tensor.to(kind) for name, tensor in weights.items()}
 
 
 def _notes(like: Path | None, began: Path | None, manifest: Manifest) -> list[str]:
@@ -294,6 +398,7 @@ def _tokenizer(manifest: Manifest, base: Path | None) -> Path | None:
 @click.argument("prompt", metavar="PROMPT")
 @with_bootstrap
 @with_tokenizer
+@with_beginning
 @with_checkpoints
 @click.option("--tokens", type=CountRange(min=1), default=100, show_default=True, metavar="N", help="How many to add.")
 @click.option(
@@ -312,6 +417,7 @@ def generate(
     prompt: str,
     bootstrap: tuple[str, ...],
     tokenizer: Path | None,
+    checkpoint: Path | None,
     directories: tuple[Path, ...],
     step: int | None,
     tokens: int,
@@ -346,9 +452,8 @@ def generate(
     with weights_of(run, directories, step, bootstrap=bootstrap, say=say, agreed=agreed) as found:
         from swarmnet.data.tokenizer import spelled
         from swarmnet.model.whole import generate as tokens_of
-        from swarmnet.model.whole import whole
 
-        module = whole(found.manifest.model, found.collection.stages())
+        module = found.module(checkpoint)
     spells, ids = asked[0]
     interrupted, context = False, found.manifest.training.sequence_length
 
@@ -374,6 +479,7 @@ def generate(
 @with_bootstrap
 @click.option("--data", metavar="SOURCE", help="Any text, as `init` takes it.  [the part the run has held out]")
 @with_tokenizer
+@with_beginning
 @click.option("--microbatches", type=CountRange(min=1), metavar="N", help="How many to score at most.  [all]")
 @with_checkpoints
 @with_json
@@ -382,6 +488,7 @@ def evaluate(
     bootstrap: tuple[str, ...],
     data: str | None,
     tokenizer: Path | None,
+    checkpoint: Path | None,
     microbatches: int | None,
     directories: tuple[Path, ...],
     step: int | None,
@@ -421,9 +528,9 @@ def evaluate(
         except KeyboardInterrupt:
             click.echo("nothing has been scored yet: the weights were still being fetched", err=True)
             raise
-        from swarmnet.model.whole import loss_of, whole
+        from swarmnet.model.whole import loss_of
 
-        scores, module = asked[0], whole(found.manifest.model, found.collection.stages())
+        scores, module = asked[0], found.module(checkpoint)
         scores.version, total = found.collection.version, scores.text.num_microbatches
         with contextlib.suppress(KeyboardInterrupt):  # the tally says how far it came
             bar.scored(0, total, scores.so_far)

@@ -35,7 +35,7 @@ def check(model: type[T], data: Mapping[str, Any], *, origin: Origin) -> T:
         if field is None:
             # A mistyped flag is a mistake; a file may also come from a later version.
             typed = origin(path).startswith(("--", "SWARMNET_"))
-            certain = typed or path[-1] in RENAMED
+            certain = typed or path[-1] in {*RENAMED, *NOT_MADE}
             later = "" if certain else " (or a later swarmnet wrote it: upgrade this one, docs/upgrading.md)"
             raise UsageError(f"{origin(path)}: {dotted(path)}: unknown key; {_advice(model, path)}{later}")
         # pydantic would name what is inside, which the operator has not written.
@@ -83,11 +83,19 @@ def _walk(model: type[Table], data: Mapping[str, Any], prefix: Path) -> Iterator
 RENAMED = {"max_void": "training.max_discarded", "memo_bytes": "caps.output_cache_bytes"}
 """Keys of files that earlier versions wrote, and what they are called now."""
 
+NOT_MADE = {
+    "lora_dropout": "adapters have no dropout: a gradient is a function of weights and tokens alone; leave it out",
+    "bias": "no bias is trained beside adapters: leave it out",
+}
+"""Keys of PEFT's that have one value here."""
+
 
 def _advice(model: type[Table], path: Path) -> str:
     """What may have been meant: that key of another table, or one spelled alike in the same table, else anywhere."""
     if path[-1] in RENAMED:
         return f"it is called {RENAMED[path[-1]]} now"
+    if path[0] == "lora" and path[-1] in NOT_MADE:
+        return NOT_MADE[path[-1]]
     here: type[Table] | None = model
     for name in path[:-1]:
         here = _table(here.model_fields[name]) if here else None
@@ -232,8 +240,8 @@ def resolve(model: type[T], layers: Iterable[SettingsLayer], *, where: str) -> T
 
 
 EXTRAS = {
-    "cuda": "bitsandbytes",
     "data": "pyarrow",
+    "lora": "bitsandbytes",
     "metrics": "prometheus_client",
     "plot": "matplotlib",
     "tensorboard": "tensorboard",

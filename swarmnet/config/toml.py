@@ -90,19 +90,19 @@ def write(table: Table, *, left_out: Collection[str] = ()) -> str:
     """`table` as a TOML file that names every field and says what each one is.
 
     A field without a value (None), or with its dotted name in `left_out`, is written as a comment, so that reading the
-    file gives `table` back.
+    file gives `table` back. A whole table in `left_out` is not written.
     """
     lines = [*_comment(type(table)), "", *_section(table, left_out, prefix="")]
     return "\n".join(lines).rstrip("\n") + "\n"
 
 
 def _section(table: Table, left_out: Collection[str], *, prefix: str) -> Iterator[str]:
-    inner = {}
+    inner: dict[str, BaseModel] = {}
     for name, field in type(table).model_fields.items():
         value = getattr(table, name)
         # Tables come last: a plain key below a table's head would belong to it.
         if isinstance(value, BaseModel):
-            inner[name] = value
+            inner |= {name: value} if f"{prefix}{name}" not in left_out else {}
         else:
             yield from _entry(name, value, field.description or "", commented=f"{prefix}{name}" in left_out)
     for name, value in inner.items():

@@ -20,7 +20,7 @@ from swarmnet.config import toml
 from swarmnet.config.check import SettingsLayer, dotted, layer, leaves, resolve
 from swarmnet.errors import UsageError
 from swarmnet.ids import RunId
-from swarmnet.manifest.schema import FORMATS, REMOVED, Manifest
+from swarmnet.manifest.schema import FORMATS, OPTIONAL, REMOVED, Manifest
 
 
 def load(source: Path | str, *, where: str = "manifest") -> Manifest:
@@ -46,7 +46,10 @@ def load(source: Path | str, *, where: str = "manifest") -> Manifest:
     other = FORMATS.get(number, {}) if type(number) is int else {}
     defaults = [layer(where, tuple(name.split(".")), value) for name, value in {"format": 1, **other}.items()]
     manifest = resolve(Manifest, [*defaults, SettingsLayer(where, data)], where=where)
-    return manifest.leaving_out(dotted(path) for path, _ in leaves(Manifest) if not _named(data, path))
+    absent = OPTIONAL - data.keys()
+    return manifest.leaving_out(
+        dotted(path) for path, _ in leaves(Manifest) if path[0] not in absent and not _named(data, path)
+    )
 
 
 def override(manifest: Manifest, assignments: Sequence[str], *, where: str = "--set") -> Manifest:
@@ -96,24 +99,32 @@ def run_id(manifest: Manifest) -> RunId:
 
 def completed_hash(manifest: Manifest) -> bytes:
     """SHA-256 of the canonical JSON of every field of `manifest`, those that its file leaves out included."""
-    return hashlib.sha256(rfc8785.dumps(manifest.model_dump(mode="json"))).digest()
+    values = manifest.model_dump(mode="json")
+    return hashlib.sha256(rfc8785.dumps(_without(values, _absent(values)))).digest()
 
 
 def filled_in(manifest: Manifest) -> str:
     """What this version takes the fields for that the file leaves out: a line `name = JSON` each, in order."""
     values = manifest.model_dump(mode="json")
     return "\n".join(
-        f"{name} = {rfc8785.dumps(_value(values, name)).decode()}" for name in sorted(_still_left_out(manifest))
+        f"{name} = {rfc8785.dumps(_value(values, name)).decode()}"
+        for name in sorted(_still_left_out(manifest) - OPTIONAL)
     )
 
 
 def _still_left_out(manifest: Manifest) -> frozenset[str]:
-    """The fields that a file of `manifest` leaves out. One that has been given a value since must be in it."""
-    if not manifest.left_out:
-        return frozenset()
+    """The fields, and tables, that a file of `manifest` leaves out. One that has been given a value since must be in
+    it."""
     values, usual = manifest.model_dump(mode="json"), Manifest().model_dump(mode="json")
     other = {"format": 1, **FORMATS[manifest.format]}
-    return frozenset(name for name in manifest.left_out if _value(values, name) == other.get(name, _value(usual, name)))
+    same = (name for name in manifest.left_out if _value(values, name) == other.get(name, _value(usual, name)))
+    return _absent(values) | frozenset(same)
+
+
+def _absent(values: Mapping[str, Any]) -> frozenset[str]:
+    """Optional tables that say nothing."""
+    usual = Manifest().model_dump(mode="json")
+    return frozenset(name for name in OPTIONAL if values[name] == usual[name])
 
 
 def _value(values: Any, name: str) -> Any:

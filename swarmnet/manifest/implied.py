@@ -9,9 +9,10 @@ line. Pure.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
-from swarmnet.manifest.schema import Manifest
+from swarmnet.manifest.schema import Manifest, Training
 
 CLIPPING = "norm_clip"
 """The reducer of local sync."""
@@ -27,6 +28,16 @@ FEW_BITS = {"averaging.inner_steps": 24, "averaging.fragments": 4}
 
 SPARSE_INNER_STEPS = 8
 """Of sparse outer steps, which send little and so may come often; docs/local-sync.md has figures."""
+
+ADAPTERS: Mapping[str, object] = {
+    "optimizer.learning_rate": 2e-4,
+    "optimizer.beta2": 0.999,
+    "optimizer.weight_decay": 0.0,
+}
+"""Of a run with adapters: what those who fine-tune begin with (QLoRA, arXiv:2305.14314)."""
+
+WARMUP = 0.03
+"""Of such a run's steps."""
 
 LEAD, OVERLAP_AFTER = 2.5, 300
 """Where gradients come one step late: docs/numerics.md has what was measured."""
@@ -44,6 +55,9 @@ def implied(said: Mapping[str, object], *, new: bool = True) -> dict[str, object
         follows |= {"numerics.mode": "fp32", "averaging.codec": "int8", "averaging.reducer": CLIPPING}
     elif new:
         follows |= {"averaging.codec": "small"}
+    if said.get("lora.r"):
+        steps = said.get("training.total_steps", Training().total_steps)
+        follows |= {**ADAPTERS, "optimizer.warmup_steps": math.ceil(WARMUP * steps) if isinstance(steps, int) else 1}
     if local and partners in ("pairs", "groups"):
         follows |= {
             "averaging.outer_momentum": PARTNERS_MOMENTUM,

@@ -7,6 +7,7 @@ the default of its `format`, which never changes (`FORMATS`).
 from __future__ import annotations
 
 import json
+import math
 import unicodedata
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -43,6 +44,16 @@ SumCodec = Annotated[str, AfterValidator(check_averaging)]
 
 REDUCERS = ("sum", "norm_clip", "centered_clip")
 Reducer = Annotated[str, AfterValidator(lambda name: one_of(name, REDUCERS))]
+
+LINEAR = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+"""The matrices of a layer, by the last module in their Hugging Face names."""
+
+NF4_BLOCK = 64
+"""Consecutive numbers of a row that have one scale, where a matrix rests in 4 bits (`model.nf4`)."""
+
+AdaptedMatrix = Annotated[str, AfterValidator(lambda name: one_of(name, LINEAR))]
+Base = Literal["fp32", "bf16", "nf4"]
+
 UpdateRule = Annotated[str, AfterValidator(lambda name: one_of(name, ("adamw",)))]
 
 FORMATS: Mapping[int, Mapping[str, Any]] = {1: {}}
@@ -53,6 +64,10 @@ add a format here, and the old default to the earlier formats. A new field may b
 there means what versions without the field do.
 """
 
+
+OPTIONAL = frozenset(["lora"])
+"""Tables that are not in a file, nor in what is hashed, unless they say something: versions that do not know them take
+part in all other runs."""
 
 REMOVED: Mapping[str, str] = {
     "protocol.heartbeat_s": "a heartbeat is sent every sixth of protocol.suspect_s",
@@ -136,6 +151,51 @@ class Model(Table):
             raise ValueError(f"num_heads = {self.num_heads} must be a multiple of num_kv_heads = {self.num_kv_heads}")
         if self.head_dim % 2:
             raise ValueError(f"head_dim = {self.head_dim} must be even (rotary embedding turns pairs)")
+        return self
+
+
+class Lora(Table):
+    """Fine-tuning with adapters of low rank (LoRA, arXiv:2106.09685), in the words of PEFT: the weights that the run
+    begins with are frozen, and the adapters alone are trained, averaged and kept. Without dropout, and without biases.
+    """
+
+    r: Annotated[int, Field(ge=0, le=1024)] = says(0, "rank of the adapters; 0: none, all weights are trained")
+    lora_alpha: Above0 = says(16.0, "an adapter counts lora_alpha / r times")
+    target_modules: Literal["all-linear"] | tuple[AdaptedMatrix, ...] = says(
+        "all-linear", f'matrices with an adapter: "all-linear", or some of {", ".join(LINEAR)}'
+    )
+    use_rslora: bool = says(False, "an adapter counts lora_alpha / sqrt(r) times (arXiv:2312.03732)")
+    base: Annotated[Base, CliOption()] = says(
+        "fp32", 'how frozen weights rest: "fp32", "bf16", or "nf4": 4 bits for most (QLoRA, arXiv:2305.14314)'
+    )
+
+    @property
+    def scaling(self) -> float:
+        """What an adapter's output is multiplied by."""
+        return self.lora_alpha / (math.sqrt(self.r) if self.use_rslora else self.r)
+
+    def num_parameters(self, model: Model) -> int:
+        """Of the adapters of a whole model; without any, of the model."""
+        if not self.r:
+            return model.num_parameters
+        width, inner = model.hidden_size, model.intermediate_size
+        queries, keys = model.num_heads * model.head_dim, model.num_kv_heads * model.head_dim
+        sizes = (width, queries), (width, keys), (width, keys), (queries, width), *((width, inner),) * 3
+        each = {name: sum(size) for name, size in zip(LINEAR, sizes, strict=True)}
+        targets = LINEAR if self.target_modules == "all-linear" else set(self.target_modules)
+        return model.num_layers * self.r * sum(each[name] for name in targets)
+
+    @model_validator(mode="after")
+    def _every_field_has_effect(self) -> Lora:
+        for name in () if self.r else ("lora_alpha", "target_modules", "use_rslora", "base"):
+            default = type(self).model_fields[name].default
+            if getattr(self, name) != default:
+                raise ValueError(
+                    f"{name} has no effect without adapters: leave it at its default, {json.dumps(default)}, or choose "
+                    "their rank, such as --lora r=16"
+                )
+        if not self.target_modules:
+            raise ValueError(f'target_modules names no matrix: write "all-linear", or some of {", ".join(LINEAR)}')
         return self
 
 
@@ -479,6 +539,7 @@ class StageSpec(Table):
 
     stage: Count
     model: Model
+    lora: Lora
     cut: Cut
     training: Training
     optimizer: Optimizer
@@ -505,6 +566,7 @@ class Manifest(Table):
     )
     name: Annotated[Visible, CliOption("TEXT")] = says("my-run", "for people; shown by `swarmnet status`")
     model: Model = Model()
+    lora: Lora = Lora()
     cut: Cut = Cut()
     initial: Initial = Initial()
     data: Data = Data()
@@ -568,6 +630,22 @@ class Manifest(Table):
         # Two stages cannot share one matrix that both change.
         if self.model.tie_embeddings and self.cut.stages > 1:
             raise ValueError("model.tie_embeddings = true needs both ends in one stage: untie, or set cut.stages = 1")
+        return self
+
+    @model_validator(mode="after")
+    def _adapters(self) -> Manifest:
+        model, lora = self.model, self.lora
+        if lora.r and isinstance(self.cut.layers, tuple) and 0 in self.cut.layers:
+            raise ValueError(f"cut.layers = {list(self.cut.layers)}: with lora.r each stage needs a layer to adapt")
+        # A block of 4-bit numbers has one scale.
+        inputs = {
+            "hidden_size": model.hidden_size,
+            "intermediate_size": model.intermediate_size,
+            "num_heads * head_dim": model.num_heads * model.head_dim,
+        }
+        odd = [f"model.{name} = {size}" for name, size in inputs.items() if size % NF4_BLOCK]
+        if lora.base == "nf4" and odd:
+            raise ValueError(f'lora.base = "nf4" needs multiples of {NF4_BLOCK}, {odd[0]} is none: choose "bf16"')
         return self
 
     @model_validator(mode="after")

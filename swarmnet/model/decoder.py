@@ -189,6 +189,7 @@ class StageModule(nn.Module):
     def lasting(self) -> Iterator[Tensor]:
         """What forward reads and does not make: weights and tables."""
         yield from self.parameters()
+        yield from self.buffers()
         yield from self._rotary or ()
 
     def loss_sum(self, logits: Tensor, labels: Tensor) -> Tensor:

@@ -41,6 +41,14 @@ def draw(name: str, shape: torch.Size, model: Model, *, seed: int) -> Tensor:
     return total.sub_(2.0).mul_(std * math.sqrt(3.0))  # four uniforms: mean 2, variance 1/3
 
 
+def draw_factor(name: str, shape: torch.Size, *, seed: int) -> Tensor:
+    """The initial value of a factor of an adapter, as PEFT has it: A is uniform in +-1 / sqrt(inputs), B is 0."""
+    if name.endswith("lora_B.weight"):
+        return torch.zeros(shape)
+    generator = torch.Generator().manual_seed(_seed(seed, name))
+    return torch.rand(shape, generator=generator).sub_(0.5).mul_(2.0 / math.sqrt(shape[1]))
+
+
 def _seed(seed: int, name: str) -> int:
     digest = hashlib.sha256(f"{seed}/{name}".encode()).digest()
     return int.from_bytes(digest[:4], "big")  # the Mersenne twister takes 32 bits

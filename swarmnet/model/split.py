@@ -204,12 +204,15 @@ def linear(x: Tensor, weight: Parameter, bias: Parameter | None, tape: Tape | No
 
 def scale(x: Tensor, weight: Parameter, tape: Tape | None) -> Tensor:
     """x [..., D] times weight [D], elementwise. With a tape, the weight gradient is owed."""
-    return x * weight if tape is None else _apply(_Scale, x, weight, tape)
+    return _apply(_Scale, x, weight, tape) if tape is not None and weight.requires_grad else x * weight
 
 
 def embedding(ids: Tensor, weight: Parameter, tape: Tape | None) -> Tensor:
-    """Rows `ids` of weight [V, D]. With a tape, the weight gradient is owed."""
-    return F.embedding(ids, weight) if tape is None else _apply(_Embedding, ids, weight, tape)
+    """Rows `ids` of weight [V, D], fp32 also where that rests in bf16. With a tape, the weight gradient is owed."""
+    if tape is not None and weight.requires_grad:
+        return _apply(_Embedding, ids, weight, tape)
+    found = F.embedding(ids, weight)
+    return found.to(torch.promote_types(found.dtype, torch.float32))
 
 
 def _apply(function: type[torch.autograd.Function], *arguments: object) -> Tensor:

@@ -121,7 +121,14 @@ class TensorSplit:
 
     def slice_of(self, name: str, rank: int) -> Slice:
         """What `rank` holds of the parameter with that Hugging Face name. Raises ValueError for a name without rule."""
-        *_, module, kind = name.split(".")
+        *front, module, kind = name.split(".")
+        if module in ("lora_A", "lora_B"):
+            # The factor on the side of the matrix that is cut is cut with it. The other one is whole on all ranks, and
+            # what each computes as its gradient is a term of a sum.
+            target = front[-1]
+            if (PLAN[target].dim == ROWS) == (module == "lora_A"):
+                return Slice(None, 0, 0, 0, owner=rank == 0, partial=self.ranks > 1)
+            module = target
         split = PLAN.get(module)
         # every rank would add the bias of a module with summed outputs
         if split is None or (split.dim == COLUMNS and kind == "bias" and self.ranks > 1):

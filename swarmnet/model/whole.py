@@ -11,15 +11,23 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from swarmnet.manifest.schema import Model
+from swarmnet.manifest.schema import Lora, Model
 from swarmnet.model.decoder import StageModule
+from swarmnet.model.lora import Base, adapt
 from swarmnet.model.precision import Compute, products_in
 
 
 @torch.no_grad()
-def whole(model: Model, stages: Iterable[Mapping[str, Tensor]]) -> StageModule:
-    """All layers of `model` on the CPU, with the tensors of `stages`, which may come one by one."""
-    module = StageModule(model, range(model.num_layers), first=True, last=True)
+def whole(
+    model: Model, stages: Iterable[Mapping[str, Tensor]], *, lora: Lora | None = None, base: Base | None = None
+) -> StageModule:
+    """All layers of `model` on the CPU, with the tensors of `stages`, which may come one by one. base: the frozen
+    weights that adapters of `lora` belong to."""
+    with torch.device("cpu" if base is None else "meta"):
+        module = StageModule(model, range(model.num_layers), first=True, last=True)
+    if base is not None:
+        assert lora is not None
+        adapt(module, lora, base, device=torch.device("cpu"))
     parameters = dict(module.named_parameters())
     for weights in stages:
         for name, tensor in weights.items():

@@ -8,16 +8,21 @@ do it. The copy is the one that most sources describe, so it is only as correct 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+import contextlib
+import math
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from swarmnet.clock import loop_time
 from swarmnet.config.peer import PeerConfig
 from swarmnet.directory import Record
-from swarmnet.errors import SwarmError, UsageError
+from swarmnet.errors import NoReplica, SwarmError, UsageError
+from swarmnet.fetch.driver import HolderCalls
 from swarmnet.ids import PeerId, RunId
 from swarmnet.manifest.schema import Manifest
 from swarmnet.messages import Snapshot
+from swarmnet.net.endpoint import JoinedRun
 from swarmnet.net.grpc_options import GrpcConfig
 from swarmnet.net.grpc_transport import GrpcTransport
 from swarmnet.net.identity import Identity
@@ -25,11 +30,14 @@ from swarmnet.net.swarm_link import SwarmLink
 from swarmnet.peer.joining import FoundRun, Tell, reach
 from swarmnet.peer.swarm_health import holdings_of
 from swarmnet.stage.canonical import Canonical
+from swarmnet.state.base_fetch import fetch_base
 from swarmnet.state.collect import listed
 from swarmnet.state.disk import CheckpointStore
 from swarmnet.state.rollback import newest_on_disk
 from swarmnet.state.snapshot_fetch import SnapshotFetch
 from swarmnet.transport import Transport
+
+_SAY_S = 5.0
 
 LOOK_S, BETWEEN_LOOKS_S = 5.0, 0.5
 """How long announcements are waited for that make a version whole, and how often they are read."""
@@ -68,15 +76,7 @@ async def collect_remote(
         agreed(found.manifest)
         terms = found.joined.terms
         chosen, donors, records = await _choose(found, version)
-        addresses = {record.peer: record.addresses for record in records}
-        transport = GrpcTransport(
-            identity,
-            terms.run,
-            addresses=lambda peer: addresses.get(peer, ()),
-            listens=False,
-            config=GrpcConfig.of(terms),
-            greeter=found.joined.greeter,
-        )
+        transport = asking(found.joined, records)
         store = CheckpointStore(folder, terms.run)
         async with transport:
             for stage, peers in enumerate(donors):
@@ -86,6 +86,60 @@ async def collect_remote(
                 await asyncio.to_thread(store.write, info, data)
                 tell("stage", f"{stage}: {len(data):,} bytes")
         return CollectedRun(found.manifest, terms.run, chosen)
+
+
+def asking(joined: JoinedRun, records: Iterable[Record]) -> GrpcTransport:
+    """A transport that asks the peers of these records, and serves nobody."""
+    addresses = {record.peer: record.addresses for record in records}
+    return GrpcTransport(
+        joined.identity,
+        joined.terms.run,
+        addresses=lambda peer: addresses.get(peer, ()),
+        listens=False,
+        config=GrpcConfig.of(joined.terms),
+        greeter=joined.greeter,
+    )
+
+
+async def fetch_frozen(
+    config: PeerConfig,
+    manifest: Manifest,
+    joined: JoinedRun | None,
+    tell: Tell,
+    *,
+    stage: int,
+    path: Path,
+    root: str,
+    num_bytes: int,
+) -> None:
+    """Put the frozen weights of a stage into `path`, from the peers of that stage.
+
+    joined: this process in the run's DHT, if it is in it already. Raises NoReplica, UsageError.
+    """
+    if joined is None and not config.bootstrap:
+        raise NoReplica("there is no --bootstrap to ask other peers by", stage=stage)
+    said_at = -math.inf
+
+    def fetched(done: int, all_bytes: int) -> None:
+        nonlocal said_at
+        if loop_time() - said_at >= _SAY_S or done == all_bytes:
+            said_at = loop_time()
+            tell("base", f"{done / all_bytes:.0%} of {all_bytes:,} bytes of stage {stage}")
+
+    async with contextlib.AsyncExitStack() as stack:
+        if joined is None:
+            reached = reach(config, Identity.generate(), manifest, tell, None)
+            joined = (await stack.enter_async_context(reached)).joined
+        until = loop_time() + LOOK_S
+        while True:
+            records = [record for record in await joined.directory.records() if record.peer != joined.identity.peer]
+            holders = [record.peer for record in records if any(status.stage == stage for status in record.stages)]
+            if holders or loop_time() >= until:
+                break
+            await asyncio.sleep(BETWEEN_LOOKS_S)
+        transport = await stack.enter_async_context(asking(joined, records))
+        calls = HolderCalls(transport, lambda peer, error: None)
+        await fetch_base(calls, holders, stage, path, root=root, num_bytes=num_bytes, fetched=fetched)
 
 
 async def _choose(found: FoundRun, version: int | None) -> tuple[int, list[list[PeerId]], Sequence[Record]]:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
+import numpy as np
 import torch
 from blake3 import blake3
 from torch import Tensor
@@ -18,9 +19,10 @@ from swarmnet.config.peer import PeerConfig
 from swarmnet.engine.compute_thread import ComputeThread, StageJobs
 from swarmnet.engine.payloads import Payloads
 from swarmnet.engine.torch_engine import StageSums, TorchEngine
-from swarmnet.errors import UsageError
+from swarmnet.errors import NoReplica, UsageError
 from swarmnet.manifest.codec_names import named_by
 from swarmnet.manifest.schema import Manifest, Optimizer
+from swarmnet.model.base_file import BaseLayout, content_of, write_base
 from swarmnet.model.decoder import Layer, loss_sum, rotary_tables
 from swarmnet.model.huggingface.checkpoint import stage_shapes, stage_weights
 from swarmnet.model.precision import products_in
@@ -35,6 +37,7 @@ from swarmnet.stage.interfaces import KEPT_WEIGHTS
 from swarmnet.stage.optimizer import probe
 from swarmnet.stage.passes import MemoryPolicy
 from swarmnet.stage.snapshot import digest
+from swarmnet.state.snapshot_source import KeptContent
 from swarmnet.sums.local_sum import LocalSum
 from swarmnet.sums.step_sum import StepSum
 from swarmnet.wire import codecs
@@ -50,6 +53,15 @@ _HOST = torch.device("cpu")
 """Where sums are while they travel, also those of a GPU: `DeviceBackend.sum_memory`."""
 
 
+FetchBase = Callable[[int, Path, str, int], None]
+"""Puts the content with that root, of so many bytes, of a stage into a file. Raises NoReplica."""
+
+
+def nobody_to_ask(stage: int, path: Path, root: str, num_bytes: int) -> None:
+    """There is no swarm."""
+    raise NoReplica("there is no peer to fetch it from", stage=stage)
+
+
 class InitialWeights:
     """This peer's source of the weights of version 0, in a run that begins with a checkpoint (`manifest.initial`).
 
@@ -57,11 +69,17 @@ class InitialWeights:
     then the peer takes the weights from other replicas, as a late joiner does, and its engines hold the seed's until it
     has. missing: why this peer lacks some of them; empty: it lacks none.
 
-    at_source: may files be read where the manifest says they are?
+    at_source: may files be read where the manifest says they are? fetch: gets frozen weights from other peers.
     """
 
-    def __init__(self, config: PeerConfig, manifest: Manifest, *, at_source: bool) -> None:
+    def __init__(
+        self, config: PeerConfig, manifest: Manifest, *, at_source: bool, fetch: FetchBase = nobody_to_ask
+    ) -> None:
+        self._fetch = fetch
+        self.bases: dict[int, KeptContent] = {}
+        """The frozen weights of stages that have an engine, for other peers."""
         self._manifest, self._named, self.missing = manifest, config.initial is not None, ""
+        self._dir = config.dir
         self._folder: Path | None = None
         if config.initial is not None and not manifest.initial.sha256:
             raise UsageError(f"--initial {config.initial}: this run begins with weights drawn from its seed")
@@ -72,21 +90,56 @@ class InitialWeights:
         elif at_source:
             base = config.manifest.parent if config.manifest else Path()
             self._folder = base / Path(manifest.initial.source).expanduser()
-        else:
+        elif not manifest.lora.r:
             self._lack("a manifest from the network opens no files here")
 
-    def engine(self, stage: int, build: Callable[[int, Initial | None], E]) -> E:
+    def engine(self, stage: int, build: Callable[[int, Initial | None, Path | None], E]) -> E:
         """Build the engine of `stage`. Raises UsageError if the operator's directory does not hold its weights."""
+        if self._manifest.lora.r:
+            return build(stage, None, self._base(stage))
         if self._folder is None:
-            return build(stage, None)
+            return build(stage, None, None)
         try:
-            return build(stage, functools.partial(self._weights, stage, self._folder))
+            return build(stage, functools.partial(self._weights, stage, self._folder), None)
         except UsageError as error:
             # The operator named the directory: a mistake of theirs is not passed over.
             if self._named:
                 raise
             self._lack(str(error))
-            return build(stage, None)
+            return build(stage, None, None)
+
+    def _base(self, stage: int) -> Path | None:
+        """The file of the frozen weights, made or fetched now if it is not here yet; None: they are drawn."""
+        manifest = self._manifest
+        if not manifest.initial.sha256:
+            return None
+        root, layout = manifest.initial.sha256[stage], BaseLayout.of(manifest.of_stage(stage))
+        path = self._dir / "base" / root
+        content = content_of(path, layout, agreed=root)
+        if content is None:
+            self._get_base(stage, path, layout, root)
+            content = content_of(path, layout, agreed=root)
+        if content is None:
+            raise UsageError(f"{path}: was damaged as soon as it was written: check the disk")
+        self.bases[stage] = KeptContent(content, np.memmap(path, np.uint8, mode="r").data)
+        return path
+
+    def _get_base(self, stage: int, path: Path, layout: BaseLayout, root: str) -> None:
+        """From the checkpoint, else from other peers."""
+        base, num_bytes = self._manifest.lora.base, layout.num_bytes
+        if self._folder is not None and (self._named or (self._folder / "config.json").is_file()):
+            log.info("base_made", stage=stage, base=base, bytes=num_bytes, source=str(self._folder))
+            write_base(path, self._folder, layout, agreed=root)
+            return
+        log.info("base_fetched", stage=stage, base=base, bytes=num_bytes)
+        try:
+            self._fetch(stage, path, root, num_bytes)
+        except NoReplica as error:
+            raise UsageError(
+                f"stage {stage} rests on a checkpoint ({self._manifest.initial.source!r} where the run was made) that "
+                f"is not on this machine, and {error.message}: name its directory with --initial DIR, or start a peer "
+                "of this stage that has it"
+            ) from error
 
     def _weights(self, stage: int, folder: Path) -> Mapping[str, Tensor]:
         manifest = self._manifest
@@ -102,13 +155,20 @@ class InitialWeights:
 
 
 def backend_of(
-    manifest: Manifest, stage: int, layout: MeshLayout, initial: Initial | None, memory: MemoryPolicy
+    manifest: Manifest,
+    stage: int,
+    layout: MeshLayout,
+    initial: Initial | None,
+    memory: MemoryPolicy,
+    *,
+    base: Path | None = None,
 ) -> StageBackend:
     """What computes one stage here: this process on one device, or a process on each device of `layout`.
 
     Args:
         initial: reads the weights of version 0; None: they are drawn from the run's seed.
         memory: how each device spends its own.
+        base: the file of the frozen weights, in a run with adapters that begins with a checkpoint.
 
     Raises:
         UsageError: these ranks cannot share the stage.
@@ -116,8 +176,8 @@ def backend_of(
     spec = manifest.of_stage(stage)
     # One rank is the peer process itself, without messages between processes.
     if layout.ranks == 1:
-        return DeviceBackend(spec, device=layout.devices[0], initial=initial, memory=memory)
-    return MeshBackend(spec, layout, initial=initial, memory=memory)
+        return DeviceBackend(spec, device=layout.devices[0], initial=initial, memory=memory, base=base)
+    return MeshBackend(spec, layout, initial=initial, memory=memory, base=base)
 
 
 def numerics_of(manifest: Manifest, layout: MeshLayout, memory: MemoryPolicy) -> NumericsClass:

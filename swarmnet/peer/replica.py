@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from swarmnet.audit.auditor import Auditor
@@ -34,6 +34,7 @@ from swarmnet.pipeline.transfers import Transfers
 from swarmnet.pipeline.works import KEPT_CACHES, LEAST_BYTES, ShownWorks, WorkBook
 from swarmnet.plan.cost import BYTES
 from swarmnet.stage.interfaces import Engine
+from swarmnet.state.snapshot_source import KeptContent
 from swarmnet.step.drift import NO_DRIFT, DriftRules
 from swarmnet.step.driver import StepDriver
 from swarmnet.step.gate import Shape
@@ -63,6 +64,7 @@ class ReplicaLimits:
     """Elements of the pieces in which a finished sum is handed over: all replicas of a stage cut alike."""
     no_initial_weights: str = ""
     """Why this peer has no weights of version 0 and takes them from others, for a person; empty: it has them."""
+    bases: Mapping[int, KeptContent] = field(default_factory=dict)  # by stage: frozen weights, for other peers
     routing: str = "least_time"
     """The rule by which it calls the next stage (`pipeline.router.routing_rule`)."""
     fixed_slots: bool = False

@@ -104,6 +104,7 @@ class Restorer:
             on_disk=lambda: self.checkpoints.versions,
             load=self.checkpoints.load,
             piece_bytes=peer.limits.piece_bytes,
+            kept=peer.limits.bases.get(stage),
         )
         self._fetch = SnapshotFetch(
             peer.transport,

@@ -7,6 +7,7 @@ import contextlib
 import logging
 import os
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
@@ -27,6 +28,7 @@ from swarmnet.net.away import remember, until_answered, was_in
 from swarmnet.net.endpoint import NOTHING_BETWEEN, JoinedRun, Wrap, join_run
 from swarmnet.net.stop import stopped_by_signal, unless_stopped
 from swarmnet.peer.checkup import advice
+from swarmnet.peer.collect_remote import fetch_frozen
 from swarmnet.peer.contributors import contributors
 from swarmnet.peer.control_socket import ControlSocket
 from swarmnet.peer.devices import NumericsClass, meaningless
@@ -125,10 +127,18 @@ def run_peer(
         joined = prepared.joined if prepared is not None else None
         compute = ComputeThread()
         stack.callback(compute.close)
-        begin = InitialWeights(config, manifest, at_source=data_at_source)
 
-        def engine_of(stage: int, initial: Initial | None) -> TorchEngine:
-            backend = backend_of(mine, stage, layout, initial, memory)
+        def fetch(stage: int, path: Path, root: str, num_bytes: int) -> None:
+            """Frozen weights, from other peers."""
+            say = lambda phase, words: log.info("fetching", what=phase, progress=words)  # noqa: E731
+            runner.run(
+                fetch_frozen(config, manifest, joined, say, stage=stage, path=path, root=root, num_bytes=num_bytes)
+            )
+
+        begin = InitialWeights(config, manifest, at_source=data_at_source, fetch=fetch)
+
+        def engine_of(stage: int, initial: Initial | None, base: Path | None) -> TorchEngine:
+            backend = backend_of(mine, stage, layout, initial, memory, base=base)
             return torch_engine(mine, stage, compute, backend)
 
         while True:
@@ -152,6 +162,7 @@ def run_peer(
                     config.caps.output_cache_bytes,
                     config.caps.keep_checkpoints,
                     no_initial_weights=begin.missing,
+                    bases=begin.bases,
                     routing=config.routing,
                 )
                 with _given_up_in_words():

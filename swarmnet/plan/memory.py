@@ -8,6 +8,7 @@ saves the operands. The tests compare it with what torch's allocator hands out.
 from __future__ import annotations
 
 import functools
+import math
 import operator
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -18,6 +19,8 @@ from torch.nn.attention import SDPBackend
 
 from swarmnet.manifest.codec_names import DIFFERENCES
 from swarmnet.manifest.schema import Averaging, StageSpec, Wire
+from swarmnet.model.frozen import part_shapes
+from swarmnet.model.lora import frozen_shapes, stage_module
 from swarmnet.pipeline.works import KEPT_CACHES, KEPT_STEPS
 from swarmnet.ranks.host_copies import COPIES, copied
 from swarmnet.ranks.layout import MeshLayout, MeshSplit
@@ -215,9 +218,11 @@ def _rank_memory(
         most = max(most, kept + 3 * _FP32 * largest + _FP32 * accumulated)
     if mesh.shards("moments"):
         update += 2 * _FP32 * largest  # updated weights are gathered, a parameter at a time
+    frozen, matrix = _frozen(spec, mesh)
+    most += matrix
     on_device = not setup.memory.offload_optimizer
     return RankMemory(
-        parameters=(versions + audited) * weights + outer,
+        parameters=(versions + audited) * weights + outer + frozen,
         gradients=0 if scattered else gradient,
         sums=(versions + finished + audited) * wide * accumulated,
         optimizer=on_device * _moments(spec, mesh, shapes),
@@ -226,6 +231,21 @@ def _rank_memory(
         microbatch=most,
         offloaded=offloaded,
     )
+
+
+def _frozen(spec: StageSpec, mesh: MeshSplit) -> tuple[int, int]:
+    """Bytes of the frozen weights at rest, which all versions share, and of the largest one that a product makes
+    whole."""
+    if not spec.lora.r:
+        return 0, 0
+    total = largest = 0
+    for name, shape in frozen_shapes(stage_module(spec)).items():
+        own = mesh.along_tensor(name, shape, 0)
+        parts = part_shapes(name, torch.Size(own.shape), spec.lora.base)
+        total += sum(dtype.itemsize * math.prod(held) for dtype, held in parts.values())
+        if parts.keys() != {"whole"} or parts["whole"][0] != torch.float32:
+            largest = max(largest, (_BF16 if spec.numerics.compute == "bf16" else _FP32) * own.num_elements)
+    return total, largest
 
 
 def _moments(spec: StageSpec, mesh: MeshSplit, shapes: Mapping[str, torch.Size]) -> int:

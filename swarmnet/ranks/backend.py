@@ -13,6 +13,7 @@ import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -58,6 +59,7 @@ class MeshBackend:
         initial: Initial | None = None,
         memory: MemoryPolicy | None = None,
         backoff: RestartBackoff | None = None,
+        base: Path | None = None,
     ) -> None:
         memory, backoff = memory or MemoryPolicy(), backoff or RestartBackoff()
         # Raises what is wrong with that, before anything is made.
@@ -78,7 +80,12 @@ class MeshBackend:
         }
         self._group = RankGroup(
             PROGRAM,
-            {"spec": spec.model_dump_json(), "layout": asdict(layout), "memory": asdict(memory)},
+            {
+                "spec": spec.model_dump_json(),
+                "layout": asdict(layout),
+                "memory": asdict(memory),
+                "base": str(base or ""),
+            },
             devices=layout.devices,
             deadline_s=backoff.order_s,
             memory=places,

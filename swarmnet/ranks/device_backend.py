@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -31,10 +32,11 @@ class DeviceBackend(RankStage):
         device: str | torch.device = "cpu",
         initial: Initial | None = None,
         memory: MemoryPolicy | None = None,
+        base: Path | None = None,
     ) -> None:
         layout, memory = MeshLayout(devices=(str(device),)), memory or MemoryPolicy()
         alone, on = OneRank(), torch.device(device)
-        super().__init__(spec, layout, tensor=alone, data=alone, device=on, memory=memory)
+        super().__init__(spec, layout, tensor=alone, data=alone, device=on, memory=memory, base=base)
         self.writes_at_once = memory.writes_at_once
         size = self.canonical.num_elements + self.scales[0].numel()
         self.past = PastSteps(

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from swarmnet.errors import UsageError
-from swarmnet.manifest.schema import StageSpec
+from swarmnet.manifest.schema import NF4_BLOCK, StageSpec
 from swarmnet.model.tensor_plan import Slice, TensorSplit
 
 Shard = Literal["none", "dp", "zero1", "zero2", "zero3"]
@@ -104,6 +104,12 @@ class Block:
         """How many elements it has."""
         return math.prod(self.shape)
 
+    def of(self, part: Sequence[int], whole: Sequence[int]) -> Block:
+        """Where it is in a tensor that has one element for several of the parameter's, along any dimension."""
+        each = [length // fewer for length, fewer in zip(whole, part, strict=True)]
+        ranges = zip(self.ranges, each, strict=True)
+        return Block(tuple(range(places.start // size, places.stop // size) for places, size in ranges))
+
 
 def chunk(length: int, index: int, count: int) -> range:
     """The `index`-th of `count` chunks of a dimension, as torch.chunk cuts it; empty where that has no more chunks."""
@@ -128,6 +134,17 @@ class MeshSplit:
                 f"Ranks that can: {possible}; others may split layers, by --tensor"
             )
         _ = self.tensor  # raises what is wrong with that axis
+        lora, tensor = self.spec.lora, self.layout.tensor
+        if lora.r and self.layout.shard == "zero3":
+            raise UsageError("ZeRO-3 (--shard zero3) is not made for frozen weights (lora.r): use zero2, or --tensor")
+        # Columns of o_proj and down_proj are cut, and a block of 4-bit numbers has one scale.
+        model = self.spec.model
+        inputs = model.num_heads * model.head_dim, model.intermediate_size
+        if lora.base == "nf4" and any(size % (NF4_BLOCK * tensor) for size in inputs):
+            raise UsageError(
+                f'{tensor} tensor-parallel ranks would cut blocks of {NF4_BLOCK} numbers of lora.base = "nf4": '
+                "use fewer ranks"
+            )
 
     @property
     def tensor(self) -> TensorSplit:

@@ -6,6 +6,7 @@ Runs in a rank process (`ranks.process`). Shapes, checks and what an order means
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, TypeVar
 
 from torch import Tensor
@@ -46,6 +47,7 @@ class Program:
             device=context.device,
             memory=MemoryPolicy(**settings["memory"]),
             scales=context.memory["scales"],
+            base=Path(settings["base"]) if settings["base"] else None,
         )
         self._writes_output = t == 0  # it is the same on all tensor ranks
         rows = MeshSplit(self._spec, layout).rows(context.rank)

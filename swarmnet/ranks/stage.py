@@ -25,6 +25,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
@@ -33,8 +34,11 @@ from torch import Tensor
 from swarmnet.errors import UsageError
 from swarmnet.host import cores
 from swarmnet.manifest.schema import StageSpec
+from swarmnet.model.base_file import BaseLayout
 from swarmnet.model.comm import Comm
 from swarmnet.model.decoder import StageModule
+from swarmnet.model.frozen import Parts
+from swarmnet.model.lora import adapt, drawn_base
 from swarmnet.model.sharded import ShardedStage, sum_terms
 from swarmnet.ranks.chunks import Gradients, gather, own_chunk, scatter_sum, take_block
 from swarmnet.ranks.comm import ProcessComm
@@ -78,11 +82,14 @@ class RankStage:
         device: torch.device,
         memory: MemoryPolicy | None = None,
         scales: Tensor | None = None,
+        base: Path | None = None,
     ) -> None:
         assert (data.size, tensor.size) == (layout.data, layout.tensor), layout
         memory = memory or MemoryPolicy()
         if layout.shard == "zero3" and memory.activations == "offload":
             raise UsageError("ZeRO-3 gathers weights, and offloaded activations would take them along: recompute them")
+        if memory.compile and spec.lora.r:
+            raise UsageError("compile = true is not made for adapters (lora.r): leave it out")
         self.spec, self.device, self._tensor, self._data = spec, device, tensor, data
         self._rank = layout.rank(data.rank, tensor.rank)
         self._split = MeshSplit(spec, layout)
@@ -91,6 +98,7 @@ class RankStage:
         self.canonical = Canonical.of(spec)
         self._shapes = self.canonical.shapes
         self._names = list(self._shapes)
+        self._frozen = self._frozen_parts(base)
         self._modules = [self._module() for _ in range(1 + self._delay.most)]
         slices = [self._split.along_tensor(name, shape, self._rank) for name, shape in self._shapes.items()]
         shapes = [torch.Size(block.shape) for block in slices]
@@ -136,14 +144,31 @@ class RankStage:
         module: StageModule
         # Made where it rests: a stage that fits the device need not fit elsewhere. With ZeRO-3 no rank ever has memory
         # for the whole module: FSDP makes it of chunks.
-        with torch.device(self.device if self._fully is None else "meta"):
+        with torch.device(self.device if self._fully is None and not spec.lora.r else "meta"):
             if split.ranks > 1:
                 module = ShardedStage(split, layers, first=spec.first, last=spec.last, comm=self._tensor)
             else:
                 module = StageModule(spec.model, layers, first=spec.first, last=spec.last)
+        if spec.lora.r:
+            adapt(module, spec.lora, self._frozen.__getitem__, device=self.device)
         if self._fully is not None:
             self._fully.shard(module)
         return module
+
+    def _frozen_parts(self, base: Path | None) -> dict[str, Parts]:
+        """What this rank holds of the frozen weights, which all of its modules share. base: their file; None: they are
+        drawn."""
+        if not self.spec.lora.r:
+            return {}
+        layout, found = BaseLayout.of(self.spec), dict[str, Parts]()
+        whole = layout.mapped(base) if base is not None else drawn_base(self.spec, layout.shapes)
+        for name, shape in layout.shapes.items():
+            block = self._split.along_tensor(name, shape, self._rank)
+            found[name] = {
+                part: take_block(tensor, block.of(tensor.shape, shape)).contiguous().to(self.device)
+                for part, tensor in whole(name).items()
+            }
+        return found
 
     def sum_of(self, step: int) -> Accumulator:
         """The sum of an open step."""

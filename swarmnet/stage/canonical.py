@@ -21,8 +21,8 @@ from swarmnet.manifest.extension import Horizon, Notice
 from swarmnet.manifest.schema import Averaging, Optimizer, StageSpec
 from swarmnet.messages import Commit
 from swarmnet.model.cut import cut_layers
-from swarmnet.model.decoder import StageModule
-from swarmnet.model.initial import draw
+from swarmnet.model.initial import draw, draw_factor
+from swarmnet.model.lora import stage_module, trained_shapes
 from swarmnet.stage import snapshot
 from swarmnet.stage.optimizer import MOMENTS, square_norm
 from swarmnet.stage.rounding import Rounding, matrix_of, scales_name
@@ -114,10 +114,7 @@ class Canonical:
     @classmethod
     def of(cls, spec: StageSpec) -> Canonical:
         """The canonical form of a stage."""
-        # Only names and shapes are wanted, so the module takes no memory.
-        with torch.device("meta"):
-            module = StageModule(spec.model, layers_of(spec), first=spec.first, last=spec.last)
-        return cls(spec, {name: parameter.shape for name, parameter in module.trained().items()})
+        return cls(spec, trained_shapes(stage_module(spec), spec.lora))
 
     @property
     def horizon(self) -> Horizon:
@@ -176,12 +173,14 @@ class Canonical:
     def initial(self, read: Initial | None) -> Iterator[tuple[str, Tensor]]:
         """The weights of version 0, one after the other: from the checkpoint that the run begins with, or its seed."""
         model, seed = self.spec.model, self.spec.training.seed
+
+        def first(name: str, shape: torch.Size) -> Tensor:
+            # The checkpoint of a run with adapters is what is frozen.
+            return draw_factor(name, shape, seed=seed) if self.spec.lora.r else draw(name, shape, model, seed=seed)
+
         # Read now, not with the first weight: the files may be gone, and then nothing may have changed.
         found = read() if read is not None else None
-        return (
-            (name, draw(name, shape, model, seed=seed) if found is None else found[name])
-            for name, shape in self.shapes.items()
-        )
+        return ((name, first(name, shape) if found is None else found[name]) for name, shape in self.shapes.items())
 
     def unpack(self, data: bytes | memoryview, *, version: int) -> dict[str, Tensor]:
         """The tensors of a snapshot that fits this stage, checked. Raises BadMessage."""

@@ -307,9 +307,17 @@ class Roundings:
             found = next_scales(totals, shapes, used, newest, counted=counted, clipped=clipped)
         elif isinstance(self.of(self._newest(step)), SmallRounding):
             found = list(newest)  # where steps overlap, two are computed on the weights of version 0
+        elif self._begins_as_nothing(totals):
+            return
         else:
             found = first_scales(totals, shapes, counted=counted, bits=self._bits, clipped=clipped)
         self._follow(step, torch.cat(found))
+
+    def _begins_as_nothing(self, totals: Sequence[Tensor]) -> bool:
+        """Is the first factor of an adapter without any gradient, since the other one is still 0? The grid stays fine
+        until it has one: a small one would be far too fine for its first gradients, and cut them off."""
+        named = zip(self._shapes, totals, strict=True)
+        return any(name.endswith(".lora_A.weight") and not bool(total.any()) for name, total in named)
 
     def _newest(self, version: int) -> int:
         """The step that has the scales of `version`: the latest that is open."""

@@ -72,6 +72,20 @@ def described(content: bytes | memoryview, piece_bytes: int) -> Content:
     return Content(len(view), piece_bytes, b"".join(hashlib.sha256(piece).digest() for piece in pieces))
 
 
+def _piece(content: Content, data: memoryview, piece: int) -> Answer:
+    if piece >= num_pieces(content):
+        return Rejected(RejectCode.BAD_SHAPE, f"piece {piece} of {num_pieces(content)}")
+    start, stop = span(content, piece)
+    return SnapshotPiece((Packed("uint8", (stop - start,), data[start:stop]),))
+
+
+class KeptContent:
+    """A content that stays: data are its bytes, which may be a file that is mapped."""
+
+    def __init__(self, content: Content, data: memoryview) -> None:
+        self.content, self.data, self.address = content, data, address(content)
+
+
 @dataclass(slots=True)
 class _Held:
     """A snapshot in memory. lasts: how long it may stay at most; leased: how long it stays if no piece is asked for.
@@ -93,6 +107,7 @@ class SnapshotSource:
         leads_on: can a replica that has this state still learn here what happened since?
         on_disk: the versions of which this peer has a checkpoint.
         load: reads one of them; None if it cannot be used.
+        kept: what is handed out beside: the frozen weights of a run with adapters.
     """
 
     def __init__(
@@ -105,9 +120,11 @@ class SnapshotSource:
         on_disk: Callable[[], Collection[int]] = tuple,
         load: Callable[[int], Awaitable[State | None]] = _nothing,
         piece_bytes: int = PIECE_BYTES,
+        kept: KeptContent | None = None,
     ) -> None:
         self._stage, self._engine, self._where = stage, engine, where
         self._leads_on, self._on_disk, self._load, self._piece_bytes = leads_on, on_disk, load, piece_bytes
+        self._kept = kept
         self._places: dict[bool, _Held] = {}  # was the newest state asked for? -> the snapshot
         self._times_back = 0
         self._copying = asyncio.Lock()
@@ -119,6 +136,13 @@ class SnapshotSource:
 
     async def serve(self, request: SnapshotRequest) -> AsyncGenerator[Answer, None]:
         """Answer one call. Replicas that want one version share one snapshot."""
+        if self._kept is not None and request.content == self._kept.address:
+            content, data = self._kept.content, self._kept.data
+            yield content if request.piece < 0 else _piece(content, data, request.piece)
+            return
+        if request.content and request.piece < 0:
+            yield Rejected(RejectCode.NOT_FOUND, "that content is not here")
+            return
         if request.piece < 0:
             yield Accepted()
             found = await self._find(request.version)
@@ -130,19 +154,12 @@ class SnapshotSource:
             return
         found.calls += 1
         try:
-            yield found.snapshot if request.piece < 0 else self._piece(found, request.piece)
+            yield found.snapshot if request.piece < 0 else _piece(found.snapshot.content, found.data, request.piece)
         finally:
             found.calls -= 1
             if request.piece >= 0:
                 found.leased = min(loop_time() + LEASE_S, found.lasts)
             self._free_later(found)
-
-    def _piece(self, held: _Held, piece: int) -> Answer:
-        content = held.snapshot.content
-        if piece >= num_pieces(content):
-            return Rejected(RejectCode.BAD_SHAPE, f"piece {piece} of {num_pieces(content)}")
-        start, stop = span(content, piece)
-        return SnapshotPiece((Packed("uint8", (stop - start,), held.data[start:stop]),))
 
     # ------------------------------------------------------------ finding or taking a snapshot
 

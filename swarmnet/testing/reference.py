@@ -32,10 +32,12 @@ from swarmnet.manifest.extension import Horizon, Notice
 from swarmnet.manifest.file import load
 from swarmnet.manifest.schema import Manifest
 from swarmnet.model.decoder import StageModule, loss_sum
-from swarmnet.model.huggingface.checkpoint import stage_shapes, stage_weights
+from swarmnet.model.frozen import at_rest
+from swarmnet.model.huggingface.checkpoint import Checkpoint, stage_shapes, stage_weights
+from swarmnet.model.lora import Base, adapt, draw_factors, drawn_base, frozen_shapes, stage_module
 from swarmnet.model.precision import products_in
 from swarmnet.stage.accumulator import Accumulator, sum_dtype
-from swarmnet.stage.canonical import clip_factor, rate_of
+from swarmnet.stage.canonical import Canonical, clip_factor, rate_of
 from swarmnet.stage.optimizer import StageOptimizer, average, square_norm
 from swarmnet.stage.rounding import Roundings
 from swarmnet.telemetry.events import EventLog
@@ -60,6 +62,10 @@ class ReferenceResult:
 @torch.no_grad()
 def _begin(module: StageModule, manifest: Manifest) -> None:
     """Give the whole model its weights of version 0, drawn from the seed or read from the run's checkpoint."""
+    if manifest.lora.r:
+        adapt(module, manifest.lora, _base(manifest), device=torch.device("cpu"))
+        draw_factors(module, seed=manifest.training.seed)
+        return
     if not manifest.initial.sha256:
         module.reset(seed=manifest.training.seed)
         return
@@ -68,6 +74,16 @@ def _begin(module: StageModule, manifest: Manifest) -> None:
         weights = stage_weights(folder, shapes, stage=stage, agreed=manifest.initial.sha256[stage])
         for name, tensor in weights.items():
             parameters[name].copy_(tensor)
+
+
+def _base(manifest: Manifest) -> Base:
+    """The frozen weights of all stages, read from the run's checkpoint or drawn."""
+    stages = [stage_module(spec) for spec in manifest.specs]
+    shapes = {name: shape for stage in stages for name, shape in frozen_shapes(stage).items()}
+    if not manifest.initial.sha256:
+        return drawn_base(manifest.specs[0], shapes)
+    checkpoint = Checkpoint(Path(manifest.initial.source))
+    return lambda name: at_rest(name, checkpoint.read({name: shapes[name]})[name], manifest.lora.base)
 
 
 def run_reference(
@@ -84,7 +100,8 @@ def run_reference(
     """
     training, horizon = manifest.training, Horizon(manifest.training.total_steps, notices)
     sampler = Sampler(training.seed, tokens.num_tokens, training.sequence_length, training.microbatch_size)
-    module = StageModule(manifest.model, range(manifest.model.num_layers), first=True, last=True)
+    with torch.device("meta" if manifest.lora.r else "cpu"):
+        module = StageModule(manifest.model, range(manifest.model.num_layers), first=True, last=True)
     _begin(module, manifest)
     delay = manifest.averaging.delay
     behind = copy.deepcopy(module) if delay.most else module
@@ -155,8 +172,7 @@ class _Integers(_FloatSum):
     def __init__(self, manifest: Manifest, horizon: Horizon, module: StageModule, behind: StageModule) -> None:
         super().__init__(manifest, horizon, module, behind)
         self._edges = [0, *itertools.accumulate(p.numel() for p in self._parameters)]
-        stages = stage_shapes(manifest.model, manifest.cut, manifest.training.sequence_length)
-        self._stage_of = {name: stage for stage, shapes in enumerate(stages) for name in shapes}
+        self._stage_of = {name: spec.stage for spec in manifest.specs for name in Canonical.of(spec).shapes}
         self._names = [name for name, _ in module.named_parameters()]
         self._accumulator = Accumulator(self._edges[-1], dtype=sum_dtype(manifest.numerics), device=torch.device("cpu"))
         self._roundings = Roundings(

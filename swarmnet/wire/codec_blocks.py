@@ -96,7 +96,7 @@ class Blocks:
 
         self.check(data.numpy(), out_N.numel())
         for out, scales, codes in self._pieces(out_N, data.to(out_N.device)):
-            values = to_blocks(self._values(codes)[: out.numel()], self.block)
+            values = to_blocks(self.values(codes)[: out.numel()], self.block)
             # Straight into the output, where no block is short.
             if values.numel() == out.numel():
                 torch.mul(values, scales.unsqueeze(1), out=out.view_as(values))
@@ -129,7 +129,7 @@ class Blocks:
         """(scales [B], codes). Raises BadMessage(NON_FINITE)."""
         raise NotImplementedError
 
-    def _values(self, codes: torch.Tensor) -> torch.Tensor:
+    def values(self, codes: torch.Tensor) -> torch.Tensor:
         """What these bytes stand for under a scale of 1: fresh, fp32."""
         raise NotImplementedError
 
@@ -186,7 +186,7 @@ class Fp16(Blocks):
             x_BN = x_BN.masked_fill(tiny.unsqueeze(1), 0.0)
         return _power_of_two(shift), (x_BN * _power_of_two(-shift).unsqueeze(1)).half()
 
-    def _values(self, codes: torch.Tensor) -> torch.Tensor:
+    def values(self, codes: torch.Tensor) -> torch.Tensor:
         import torch
 
         return codes.view(torch.float16).float()
@@ -261,7 +261,7 @@ class Int8(Blocks):
             size.sqrt_()
         return scales, size.round_().copysign_(x_BN).to(torch.int8)
 
-    def _values(self, codes: torch.Tensor) -> torch.Tensor:
+    def values(self, codes: torch.Tensor) -> torch.Tensor:
         import torch
 
         values = codes.view(torch.int8).float()
@@ -336,7 +336,7 @@ class Tabled(Blocks):
         pairs = found.view(-1, 2)
         return scales, (pairs[:, 0] << 4) | pairs[:, 1]
 
-    def _values(self, codes: torch.Tensor) -> torch.Tensor:
+    def values(self, codes: torch.Tensor) -> torch.Tensor:
         import torch
 
         return torch.index_select(_meaning(self, codes.device), 0, codes.int()).view(torch.float32)

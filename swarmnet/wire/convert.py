@@ -23,6 +23,7 @@ from swarmnet.messages import (
     Busy,
     Case,
     Committed,
+    Content,
     Control,
     DialBack,
     DialledBack,
@@ -299,6 +300,7 @@ _ANSWER_KINDS = {
     # Number 20 was its answer.
     21: History,
     23: AuditData,
+    24: Content,
 }
 
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -21,6 +22,9 @@ from swarmnet.stage.accumulator import sum_dtype
 from swarmnet.stage.canonical import Canonical
 from swarmnet.stage.passes import ForwardPass, MemoryPolicy
 from swarmnet.stage.rounding import FineRounding, NoRounding, Rounding
+from tests.contracts.thread_comm import ThreadComm, run_mesh
+
+T = TypeVar("T")
 
 ROWS, LENGTH, MICROBATCHES, STEPS = 4, 8, 3, 5
 BACKWARDS, ADDITIONS = (1, 2, 0), (2, 0, 1)
@@ -352,3 +356,25 @@ def _apart(found: list[Tensor], expected: list[Tensor]) -> float:
     assert ours.shape == theirs.shape
     length = theirs.norm().item()
     return (ours - theirs).norm().item() / (length or 1.0)
+
+
+def on_ranks(
+    manifest: Manifest, layout: MeshLayout, body: Callable[[Rank], T], *, stage: int = 0, start: int = 0, **options: Any
+) -> list[T]:
+    """`body` on every rank, threads of this process, with the state that one process has at version `start`."""
+    begin = train_alone(manifest, stage, steps=start).state
+
+    def own(data: ThreadComm, tensor: ThreadComm) -> T:
+        rank = Rank(manifest, stage, layout, data=data, tensor=tensor, **options)
+        rank.stage.read_state(start, begin)
+        return body(rank)
+
+    return run_mesh(layout.data, layout.tensor, own)
+
+
+def check(
+    found: Trained, manifest: Manifest, *, stage: int = 0, start: int = 0, steps: int = STEPS, rows: range = range(ROWS)
+) -> None:
+    expected = train_alone(manifest, stage, start=start, steps=steps)
+    differences = far(found, expected, train_alone(manifest, stage, steps=start).state, rows)
+    assert max(differences.values()) <= 1e-5, differences

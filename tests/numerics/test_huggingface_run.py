@@ -137,7 +137,7 @@ def test_who_has_no_files_asks_its_mates(here: Path) -> None:
 
     def built(config: PeerConfig, *, at_source: bool = True) -> tuple[bool, str]:
         begin = InitialWeights(config, manifest, at_source=at_source)
-        read = begin.engine(1, lambda stage, initial: initial is not None and bool(initial()))
+        read = begin.engine(1, lambda stage, initial, base: initial is not None and bool(initial()))
         return read, begin.missing
 
     config = PeerConfig(manifest=here / "run.toml")

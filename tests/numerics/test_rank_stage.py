@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -15,22 +14,20 @@ from mesh_training import (
     CASES,
     CPU,
     MODEL,
-    ROWS,
-    STEPS,
     Case,
     Rank,
     Trained,
     batches,
     changes,
-    far,
+    check,
     held_bytes,
     layout_of,
+    on_ranks,
     run_of,
     train_alone,
 )
 
 from swarmnet.errors import BadMessage, Overflow, RejectCode, UsageError
-from swarmnet.manifest.schema import Manifest
 from swarmnet.ranks.layout import MeshLayout, MeshSplit
 from swarmnet.ranks.stage import RankStage
 from swarmnet.stage.optimizer_8bit import BLOCK, LEAST
@@ -47,28 +44,6 @@ LESS = [layout_of(1, 2, "zero2"), layout_of(2), layout_of(2, 2, "zero2")]
 BY_LABEL = pytest.mark.parametrize(
     "layout", [*(each for each in MESHES if each not in LESS), *further(*LESS)], ids=lambda layout: layout.label
 )
-
-
-def on_ranks(
-    manifest: Manifest, layout: MeshLayout, body: Callable[[Rank], T], *, stage: int = 0, start: int = 0, **options: Any
-) -> list[T]:
-    """`body` on every rank, threads of this process, with the state that one process has at version `start`."""
-    begin = train_alone(manifest, stage, steps=start).state
-
-    def own(data: ThreadComm, tensor: ThreadComm) -> T:
-        rank = Rank(manifest, stage, layout, data=data, tensor=tensor, **options)
-        rank.stage.read_state(start, begin)
-        return body(rank)
-
-    return run_mesh(layout.data, layout.tensor, own)
-
-
-def check(
-    found: Trained, manifest: Manifest, *, stage: int = 0, start: int = 0, steps: int = STEPS, rows: range = range(ROWS)
-) -> None:
-    expected = train_alone(manifest, stage, start=start, steps=steps)
-    differences = far(found, expected, train_alone(manifest, stage, steps=start).state, rows)
-    assert max(differences.values()) <= 1e-5, differences
 
 
 # ------------------------------------------------------------ the same as one process

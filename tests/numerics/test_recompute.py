@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 import torch
 from further import further
-from stage_chain import StageChain, batch_of, compute_thread, tiny
+from stage_chain import MODEL, StageChain, batch_of, compute_thread, tiny
 
 from swarmnet.audit.cases import TOLERANCE
 from swarmnet.engine.compute_thread import ComputeThread
 from swarmnet.engine.torch_engine import TorchEngine
 from swarmnet.errors import BadMessage, Refused, RejectCode
-from swarmnet.manifest.schema import Averaging, Manifest, Numerics, Wire
+from swarmnet.manifest.schema import Averaging, Lora, Manifest, Numerics, Wire
 from swarmnet.messages import AuditData, Packed, WorkRecord
 from swarmnet.pipeline.works import digest, off_by
 from swarmnet.pledge import whole_of
@@ -163,6 +163,11 @@ RUNS = {
         update={"numerics": Numerics(compute="bf16"), "wire": Wire(activations="bf16", gradients="int8")}
     ),
     "8 bits": tiny(2, averaging=small(), state="8bit"),
+    "adapters, overlap": tiny(
+        3,
+        averaging=small("overlap", overlap_after=1),
+        model=MODEL.model_copy(update={"hidden_size": 64, "intermediate_size": 64, "num_heads": 8}),
+    ).model_copy(update={"lora": Lora(r=4, base="nf4")}),
 }
 
 

@@ -97,7 +97,7 @@ def test_a_message_that_nobody_prints_is_found() -> None:
 
 
 MOST_PAGES = 38
-MOST_WORDS = 47_400
+MOST_WORDS = 48_000
 MOST_WORDS_OF_A_PAGE = 2_000
 LONGER = {"architecture.md": 2_050, "numerics.md": 2_400, "protocol.md": 3_700}
 """Pages that may have more words, code blocks included. A line here only ever shrinks."""

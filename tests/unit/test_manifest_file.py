@@ -18,10 +18,11 @@ from swarmnet.config.table import LARGEST_INTEGER
 from swarmnet.errors import BadMessage, PeerGone, PeerTimeout, Refused, RejectCode, SwarmError, UsageError
 from swarmnet.ids import PeerId
 from swarmnet.manifest import file, schema
-from swarmnet.manifest.file import canonical_bytes, load, override, run_id, to_toml
+from swarmnet.manifest.file import canonical_bytes, completed_hash, load, override, run_id, to_toml
 from swarmnet.manifest.implied import remarks
 from swarmnet.manifest.schema import (
     FORMATS,
+    OPTIONAL,
     Averaging,
     Cut,
     Data,
@@ -147,7 +148,10 @@ def value_at(values: Any, path: tuple[str, ...]) -> Any:
     return values
 
 
-@pytest.mark.parametrize("path", [path for path, _ in leaves(Manifest)], ids=dotted)
+REQUIRED = [path for path, _ in leaves(Manifest) if path[0] not in OPTIONAL]
+
+
+@pytest.mark.parametrize("path", REQUIRED, ids=dotted)
 def test_any_field_may_be_left_out(path: tuple[str, ...]) -> None:
     manifest = load(without(dotted(path)))
     assert manifest.left_out == {dotted(path)} and manifest.model_dump() == Manifest().model_dump()
@@ -195,10 +199,21 @@ def test_a_later_format_has_other_defaults_and_a_field_more(monkeypatch: pytest.
 
 
 def test_every_field_says_what_it_is() -> None:
-    said = DEFAULT.replace("\n# ", " ")
+    whole = to_toml(override(Manifest(), ["lora.r=4"]))
+    said = whole.replace("\n# ", " ")
     for path, field in leaves(Manifest):
-        assert field.description and f"\n{path[-1]} = " in DEFAULT and f" {field.description}\n" in said, path
-    assert max(map(len, DEFAULT.splitlines())) <= 120
+        assert field.description and f"\n{path[-1]} = " in whole and f" {field.description}" in said, path
+    assert max(map(len, whole.splitlines())) <= 120
+
+
+def test_a_table_that_says_nothing_is_in_no_file_and_no_hash() -> None:
+    """Versions that do not know it take part in the run."""
+    assert "lora" not in DEFAULT and "lora" not in json.loads(canonical_bytes(Manifest()))
+    assert load(DEFAULT).left_out == frozenset()
+    adapted = override(load(DEFAULT), ["lora.r=4"])
+    again = load(to_toml(adapted))
+    assert again == adapted and again.lora.r == 4 and run_id(again) == run_id(adapted) != run_id(Manifest())
+    assert completed_hash(again) != completed_hash(Manifest()) == completed_hash(load("[wire]\n"))
 
 
 @given(st.text(max_size=50).map(lambda text: text + "\n"))

@@ -42,7 +42,7 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["
 
 
 def test_stages_on_the_front_page_are_there() -> None:
-    (stages,) = re.findall(r"^swarmnet init .*--stages (\d+)", README, re.MULTILINE)
+    (stages,) = re.findall(r"^swarmnet init run.toml .*--stages (\d+)", README, re.MULTILINE)
     asked = re.findall(r"^swarmnet peer .*--stage ([\d,]+)", README, re.MULTILINE)
     assert asked and all(int(stage) < int(stages) for line in asked for stage in line.split(","))
 

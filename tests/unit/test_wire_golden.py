@@ -147,6 +147,7 @@ ANSWERS = (
     TrailStep(FINISHED, (COMMIT,), (COMMIT, COMMIT)),
     ManifestData('[model]\nname = "é"\n'),
     DialledBack(True, "no way there"),
+    Content(5_000_000, 1 << 21, bytes(range(96))),
     History(
         (StepFigures(7, 12.5, 64, 0.75, 1e-3, 2.5), StepFigures(8, 12.25, 64, 0.5, 1e-3, 0.5)),
         (Evaluation(8, 0.25),),

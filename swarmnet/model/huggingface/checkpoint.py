@@ -248,8 +248,8 @@ def stage_weights(folder: Path, shapes: Shapes, *, stage: int, agreed: str) -> d
     return tensors
 
 
-def digests(folder: Path, stages: Sequence[Shapes], *, may_lack_head: bool, may_differ_head: bool) -> list[str]:
-    """What a manifest has to say of the checkpoint in `folder`: one digest a stage.
+def checked(folder: Path, stages: Sequence[Shapes], *, may_lack_head: bool, may_differ_head: bool) -> Checkpoint:
+    """The checkpoint in `folder`, which is all that a model of these stages is made of.
 
     may_lack_head, may_differ_head: as of `Checkpoint.check_head`.
     Raises UsageError: tensors are missing, do not fit the model, or the model leaves some unread.
@@ -263,4 +263,4 @@ def digests(folder: Path, stages: Sequence[Shapes], *, may_lack_head: bool, may_
             f"{folder}: holds tensors that the model has no use for ({', '.join(strange[:3])}"
             f"{', ...' if len(strange) > 3 else ''}): it is not of the kind its config.json says"
         )
-    return [digest(checkpoint.read(shapes)) for shapes in stages]
+    return checkpoint

@@ -10,7 +10,7 @@ import itertools
 import json
 import os
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +52,7 @@ def write_model(
     like: Path | None = None,
     began: Path | None = None,
     tokenizer: Path | None = None,
+    dtype: str = "fp32",
     shard_bytes: int = SHARD_BYTES,
 ) -> list[str]:
     """Write `model` with the tensors of `stages`, which may come one by one; at most one of them is held in memory.
@@ -61,9 +62,24 @@ def write_model(
         like: the checkpoint with the text files to copy.
         began: the checkpoint that the run began with, if it is here; its sliding window comes along.
         tokenizer: a tokenizer.json.
+        dtype: of the tensors, as a manifest spells it.
 
     Returns the names of the files. Raises UsageError: `target` exists, or cannot be written.
     """
+    with new_folder(target) as folder:
+        kind = {"dtype": "bfloat16"} if dtype == "bf16" else {}
+        _json(folder / FILE, _config(model, longest, began) | _kept(like, longest) | kind)
+        _shards(folder, stages, shard_bytes)
+        for path in [*(like / name for name in TEXT_FILES if like is not None), *([tokenizer] if tokenizer else [])]:
+            if path.is_file():
+                shutil.copyfile(path, folder / ("tokenizer.json" if path == tokenizer else path.name))
+    return sorted(path.name for path in target.iterdir())
+
+
+@contextlib.contextmanager
+def new_folder(target: Path) -> Iterator[Path]:
+    """A folder to write to, which is `target` when all of it is written. Raises UsageError: that exists, or cannot be
+    written."""
     if os.path.lexists(target):
         raise UsageError(f"{target}: exists already; name a directory that does not")
     # On the same file system, or it could not be renamed.
@@ -72,11 +88,7 @@ def write_model(
     try:
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(parents=True)
-        _json(partial / FILE, _config(model, longest, began) | _kept(like, longest))
-        _shards(partial, stages, shard_bytes)
-        for path in [*(like / name for name in TEXT_FILES if like is not None), *([tokenizer] if tokenizer else [])]:
-            if path.is_file():
-                shutil.copyfile(path, partial / ("tokenizer.json" if path == tokenizer else path.name))
+        yield partial
         for path in partial.iterdir():
             _sync(path)  # a quota, or a full disk behind a network, may be noticed only now
         partial.rename(target)  # only now is there anything under the requested name
@@ -87,7 +99,6 @@ def write_model(
         for folder in made:
             with contextlib.suppress(OSError):  # it holds the model
                 folder.rmdir()
-    return sorted(path.name for path in target.iterdir())
 
 
 def brought(like: Path) -> list[str]:
