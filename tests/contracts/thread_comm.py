@@ -11,7 +11,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -118,8 +118,27 @@ class Counted:
         self._comm = comm
         self.counts: Counter[str] = Counter()
 
-    def __getattr__(self, name: str) -> Any:
-        found = getattr(self._comm, name)
-        if callable(found):
-            self.counts[name] += 1
-        return found
+    @property
+    def rank(self) -> int:
+        """This rank's number, from 0."""
+        return self._comm.rank
+
+    @property
+    def size(self) -> int:
+        """How many ranks the group has."""
+        return self._comm.size
+
+    def all_reduce(self, x: Tensor, op: Reduction = "sum") -> Tensor:
+        """The elementwise reduction over all ranks."""
+        self.counts["all_reduce"] += 1
+        return self._comm.all_reduce(x, op)
+
+    def all_gather(self, x: Tensor, dim: int) -> Tensor:
+        """All ranks' tensors, concatenated along `dim` in order of rank."""
+        self.counts["all_gather"] += 1
+        return self._comm.all_gather(x, dim)
+
+    def reduce_scatter(self, x: Tensor, dim: int) -> Tensor:
+        """This rank's part of the sum over all ranks."""
+        self.counts["reduce_scatter"] += 1
+        return self._comm.reduce_scatter(x, dim)
