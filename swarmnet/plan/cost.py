@@ -268,7 +268,7 @@ class LayerTimes:
 
 @dataclass(frozen=True, slots=True)
 class StageWork:
-    """What a stage asks of a device: of a microbatch, and of an update; and what it holds."""
+    """What a stage asks of a device: of a microbatch, and of an update; and what it trains."""
 
     flops: float
     update_flops: float
@@ -285,9 +285,12 @@ def works(spec: StageSpec, times: LayerTimes | None = None) -> tuple[StageWork, 
     held = [count * layer for count in cut]
     held[0] += ends
     held[-1] += ends * (not model.tie_embeddings)
-    # Backward and weight pass are a forward's products each.
-    flops, update = [3.0 * tokens * count * layer_flops(model, training.sequence_length) for count in cut], 0.0
-    flops[-1] += 3.0 * tokens * head_flops(model)
+    # Backward and weight pass are a forward's products each; frozen weights have no weight pass.
+    passes = 3.0
+    if spec.lora.r:
+        passes, held = 2.0, [count * spec.lora.num_parameters(model) // model.num_layers for count in cut]
+    flops, update = [passes * tokens * count * layer_flops(model, training.sequence_length) for count in cut], 0.0
+    flops[-1] += passes * tokens * head_flops(model)
     if times is not None:
         flops = [seconds * tokens / times.tokens * times.flops_per_s for seconds in times.stages_s(cut)]
         update = times.update_s * times.flops_per_s

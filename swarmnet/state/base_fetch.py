@@ -10,11 +10,11 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import os
-from collections.abc import Callable, Collection, Coroutine
+from collections.abc import Callable, Collection, Coroutine, Mapping
 from pathlib import Path
 from typing import Any
 
-from swarmnet.errors import BadMessage, NoReplica, RejectCode
+from swarmnet.errors import BadMessage, NoReplica, RejectCode, unwritable
 from swarmnet.fetch.driver import HolderCalls, PieceFetch, expect, first_answers
 from swarmnet.fetch.plan import address, check_content, digest_of, num_pieces, span
 from swarmnet.ids import PeerId
@@ -35,7 +35,8 @@ async def fetch_base(
     num_bytes: int,
     fetched: FetchedBytes = lambda done, all_bytes: None,
 ) -> None:
-    """Put the content with the address `root`, of so many bytes, into `path`. Raises NoReplica."""
+    """Put the content with the address `root`, of so many bytes, into `path`. Raises NoReplica; UsageError if it cannot
+    be written."""
     named = bytes.fromhex(root)
 
     def describe(source: PeerId) -> Coroutine[Any, Any, Content | None]:
@@ -53,8 +54,16 @@ async def fetch_base(
     having = {holder: content for holder, content in answers.items() if content is not None}
     if not having:
         raise NoReplica("no peer has the frozen weights", stage=stage)
-    content = next(iter(having.values()))
-    partial = path.with_suffix(".part")
+    try:
+        await _pull(calls, having, stage, path, named, fetched)
+    except OSError as error:
+        raise unwritable(path, error) from error
+
+
+async def _pull(
+    calls: HolderCalls, having: Mapping[PeerId, Content], stage: int, path: Path, named: bytes, fetched: FetchedBytes
+) -> None:
+    content, partial = next(iter(having.values())), path.with_suffix(".part")
     done = await asyncio.to_thread(_prepared, partial, content)
     with partial.open("r+b") as file:
 

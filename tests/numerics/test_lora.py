@@ -18,9 +18,12 @@ from swarmnet.data.sampler import Sampler
 from swarmnet.errors import UsageError
 from swarmnet.manifest.schema import Averaging, Initial, Lora, Manifest, Model
 from swarmnet.model import nf4
+from swarmnet.model.base_file import BaseLayout
 from swarmnet.model.huggingface.config import read_config
+from swarmnet.plan.cost import works
+from swarmnet.plan.memory import Setup, plan_stage
 from swarmnet.ranks.layout import MeshLayout, MeshSplit
-from swarmnet.stage.canonical import learning_rate
+from swarmnet.stage.canonical import Canonical, learning_rate
 from swarmnet.testing.reference import run_reference
 
 WIDE = Model(
@@ -167,3 +170,22 @@ def test_a_matrix_in_four_bits_is_that_of_bitsandbytes() -> None:
     assert torch.equal(functional.dequantize_4bit(theirs, state).view_as(matrix), found)
     # Half the widest gap of the table, times what the block is scaled by.
     assert bool(((matrix - found).abs() <= 0.153 * most.repeat_interleave(64, 1)).all())
+
+
+# ---------------------------------------------------------------- plans
+
+
+@pytest.mark.parametrize("base", ["fp32", "bf16", "nf4"])
+def test_a_plan_counts_what_trains_and_what_rests(base: str) -> None:
+    full, manifest = adapted(lora=Lora()), adapted(lora=Lora(r=4, base=base))
+    trained = [Canonical.of(spec).num_elements for spec in manifest.specs]
+    assert [work.parameters for work in works(manifest.specs[0])] == trained
+    assert sum(trained) == manifest.lora.num_parameters(WIDE)
+    # No weight pass of what is frozen.
+    pairs = zip(works(manifest.specs[0]), works(full.specs[0]), strict=True)
+    assert all(ours.flops == pytest.approx(2 / 3 * theirs.flops) for ours, theirs in pairs)
+    for spec in manifest.specs:
+        setup = Setup(manifest.specs, manifest.wire, MeshLayout(), 2)
+        rests = BaseLayout.of(spec).num_bytes
+        weights = plan_stage(setup, spec.stage).rank.parameters
+        assert rests <= weights <= rests + 4 * trained[spec.stage] * 1.01 + 64
