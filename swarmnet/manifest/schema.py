@@ -160,7 +160,7 @@ class Lora(Table):
     """
 
     r: Annotated[int, Field(ge=0, le=1024)] = says(0, "rank of the adapters; 0: none, all weights are trained")
-    lora_alpha: Above0 = says(16.0, "an adapter counts lora_alpha / r times")
+    lora_alpha: Annotated[float, Field(gt=0, le=1e6)] = says(16.0, "an adapter counts lora_alpha / r times")
     target_modules: Literal["all-linear"] | tuple[AdaptedMatrix, ...] = says(
         "all-linear", f'matrices with an adapter: "all-linear", or some of {", ".join(LINEAR)}'
     )
@@ -194,6 +194,8 @@ class Lora(Table):
                     f"{name} has no effect without adapters: leave it at its default, {json.dumps(default)}, or choose "
                     "their rank, such as --lora r=16"
                 )
+        if len(set(self.target_modules)) < len(self.target_modules) and self.target_modules != "all-linear":
+            raise ValueError("target_modules names a matrix twice")
         if not self.target_modules:
             raise ValueError(f'target_modules names no matrix: write "all-linear", or some of {", ".join(LINEAR)}')
         return self

@@ -128,15 +128,16 @@ def write_base(path: Path, folder: Path, layout: BaseLayout, *, agreed: str) -> 
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         found = address(described(written(), layout.num_bytes)).hex()
+        if found != agreed:
+            raise UsageError(
+                f"{folder}: has a base with root {found[:12]}, the manifest names {agreed[:12]}: this is not the "
+                "checkpoint that the run begins with"
+            )
+        partial.replace(path)
     except OSError as error:
         raise unwritable(path, error) from error
-    if found != agreed:
-        partial.unlink()
-        raise UsageError(
-            f"{folder}: has a base with root {found[:12]}, the manifest names {agreed[:12]}: this is not the "
-            "checkpoint that the run begins with"
-        )
-    partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
 
 
 def _read(checkpoint: Checkpoint, layout: BaseLayout) -> Iterator[bytes | memoryview]:

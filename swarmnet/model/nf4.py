@@ -23,7 +23,8 @@ def quantise(matrix: Tensor) -> tuple[Tensor, Tensor]:
     rows, columns = matrix.shape
     blocks = matrix.detach().reshape(-1, BLOCK)
     most = blocks.abs().amax(1)
-    # A block of zeros stays one.
+    # Subnormal numbers are zeros: not every processor computes with them, and their inverse is no number.
+    most = torch.where(most >= torch.finfo(torch.float32).tiny, most, 0.0)
     scaled = blocks * torch.where(most > 0, 1 / most, 0.0).unsqueeze(1)
     values = torch.tensor(NORMAL_FLOAT)
     codes = torch.bucketize(scaled, (values[1:] + values[:-1]) / 2, out_int32=True).to(torch.uint8).view(rows, -1)

@@ -37,7 +37,8 @@ from swarmnet.state.rollback import newest_on_disk
 from swarmnet.state.snapshot_fetch import SnapshotFetch
 from swarmnet.transport import Transport
 
-_SAY_S = 5.0
+_SAY_S, PATIENCE_S = 5.0, 600.0
+"""How often a fetch of frozen weights says how far it is, and how long it looks for peers that have them."""
 
 LOOK_S, BETWEEN_LOOKS_S = 5.0, 0.5
 """How long announcements are waited for that make a version whole, and how often they are read."""
@@ -130,16 +131,21 @@ async def fetch_frozen(
         if joined is None:
             reached = reach(config, Identity.generate(), manifest, tell, None)
             joined = (await stack.enter_async_context(reached)).joined
-        until = loop_time() + LOOK_S
+        # A peer that has the checkpoint may still be making its file, and holders come and go.
+        until = loop_time() + PATIENCE_S
         while True:
             records = [record for record in await joined.directory.records() if record.peer != joined.identity.peer]
             holders = [record.peer for record in records if any(status.stage == stage for status in record.stages)]
-            if holders or loop_time() >= until:
-                break
-            await asyncio.sleep(BETWEEN_LOOKS_S)
-        transport = await stack.enter_async_context(asking(joined, records))
-        calls = HolderCalls(transport, lambda peer, error: None)
-        await fetch_base(calls, holders, stage, path, root=root, num_bytes=num_bytes, fetched=fetched)
+            try:
+                async with asking(joined, records) as transport:
+                    calls = HolderCalls(transport, lambda peer, error: tell("base", f"not from {peer}: {error}"))
+                    await fetch_base(calls, holders, stage, path, root=root, num_bytes=num_bytes, fetched=fetched)
+                return
+            except NoReplica as error:
+                if loop_time() >= until:
+                    raise
+                tell("base", f"{error.message}: trying again for {until - loop_time():.0f} s")
+            await asyncio.sleep(_SAY_S)
 
 
 async def _choose(found: FoundRun, version: int | None) -> tuple[int, list[list[PeerId]], Sequence[Record]]:

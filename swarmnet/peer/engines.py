@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+import shutil
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -127,10 +128,22 @@ class InitialWeights:
     def _get_base(self, stage: int, path: Path, layout: BaseLayout, root: str) -> None:
         """From the checkpoint, else from other peers."""
         base, num_bytes = self._manifest.lora.base, layout.num_bytes
+        free = shutil.disk_usage(next(folder for folder in path.parents if folder.exists())).free
+        if free < num_bytes:
+            raise UsageError(
+                f"{path}: the frozen weights of stage {stage} take {num_bytes:,} bytes, and {free:,} are free there: "
+                "free some space, or name a --dir on another disk"
+            )
         if self._folder is not None and (self._named or (self._folder / "config.json").is_file()):
             log.info("base_made", stage=stage, base=base, bytes=num_bytes, source=str(self._folder))
-            write_base(path, self._folder, layout, agreed=root)
-            return
+            try:
+                write_base(path, self._folder, layout, agreed=root)
+                return
+            except UsageError as error:
+                # What only the manifest names may be another checkpoint, or half of one.
+                if self._named:
+                    raise
+                log.warning("no_initial_weights", reason=str(error), then="they come from other peers")
         log.info("base_fetched", stage=stage, base=base, bytes=num_bytes)
         try:
             self._fetch(stage, path, root, num_bytes)

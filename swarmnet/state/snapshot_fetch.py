@@ -15,7 +15,7 @@ from typing import NamedTuple, Protocol
 
 from swarmnet.clock import loop_time
 from swarmnet.errors import BadMessage, NoReplica, PeerTimeout, Refused, RejectCode, SwarmError
-from swarmnet.fetch.driver import HolderCalls, PartialContent, PieceFetch, expect, first_answers
+from swarmnet.fetch.driver import MOST_S, HolderCalls, PartialContent, PieceFetch, expect, first_answers
 from swarmnet.fetch.plan import address, check_content, num_pieces
 from swarmnet.ids import PeerId
 from swarmnet.messages import Answer, Busy, Snapshot, SnapshotPiece, SnapshotRequest, StateHeader, TrailStep
@@ -36,6 +36,9 @@ _PATIENCE_S, _PAUSE_S = 5.0, 0.5
 _SLOWER, _PROMISED_S = 4.0, 12.0
 """A witness may take so many times as long to describe a state as the first source, or so many seconds: one that has
 gone is found out by then."""
+
+_DESCRIBED_BYTES_PER_S = 100_000_000
+"""As fast as a slow machine copies and hashes a state."""
 
 _LONGEST_WAIT_S, _BUSY_S = 10.0, 60.0
 """How long a busy source is left alone, whatever it says, and how long busy sources are all that is waited for."""
@@ -234,7 +237,9 @@ class SnapshotFetch:
         # promise an answer for ever: it counts as one that does not agree, and by the next version others may decide.
         if not has_quorum(agreed, witnesses):
             asked = {source: ask(source) for source in witnesses - heard}
-            most_s = max(_SLOWER * self._described_s, _PROMISED_S)
+            # A Byzantine source may describe at once what others copy and hash first.
+            size_s = snapshot.content.num_bytes // _DESCRIBED_BYTES_PER_S
+            most_s = max(_SLOWER * self._described_s, min(_PROMISED_S + size_s, MOST_S))
             _, late = await first_answers(asked, counts=lambda _: has_quorum(agreed, witnesses), most_s=most_s)
             heard.update(late)
             for source in late:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -15,7 +17,7 @@ from swarmnet.fetch.driver import HolderCalls
 from swarmnet.fetch.plan import address, span
 from swarmnet.ids import PeerId
 from swarmnet.manifest.schema import Cut, Initial, Lora, Manifest, Model
-from swarmnet.messages import Answer, Packed, Rejected, SnapshotPiece, SnapshotRequest
+from swarmnet.messages import Answer, Content, Packed, Rejected, SnapshotPiece, SnapshotRequest
 from swarmnet.model.base_file import BaseLayout, base_root, content_of, described, write_base
 from swarmnet.model.decoder import StageModule
 from swarmnet.model.frozen import FrozenWeight, at_rest
@@ -66,6 +68,8 @@ def test_a_file_that_is_damaged_or_of_another_checkpoint_is_not_taken(checkpoint
     assert content_of(path, layout, agreed=root) is None
     with pytest.raises(UsageError, match="this is not the checkpoint that the run begins with"):
         write_base(path, checkpoint, layout, agreed="0" * 64)
+    with pytest.raises(UsageError, match="holds neither"):
+        write_base(path, tmp_path, layout, agreed=root)
     assert list(tmp_path.glob("base*")) == []
     write_base(path, checkpoint, layout, agreed=root)
     assert content_of(path, layout, agreed=root) is not None
@@ -124,7 +128,8 @@ class Holding(FakeTransport):
 def test_the_pieces_come_from_all_that_have_them(tmp_path: Path) -> None:
     line = Holding(a=honest, b=honest, c=lambda request: Rejected(RejectCode.NOT_FOUND, "not here"))
     assert line.fetch(tmp_path / "base") == DATA
-    assert {peer for peer, _ in line.pieces} == {A, B} and sorted(piece for _, piece in line.pieces) == [0, 1, 2]
+    had = [(peer, piece) for peer, piece in line.pieces if peer in (A, B)]
+    assert {peer for peer, _ in had} == {A, B} and sorted(piece for _, piece in had) == [0, 1, 2]
     assert [path.name for path in tmp_path.iterdir()] == ["base"]
 
 
@@ -144,6 +149,34 @@ def test_another_content_is_refused_whoever_describes_it(tmp_path: Path) -> None
         Holding(a=another).fetch(tmp_path / "base")
     line = Holding(a=another, b=honest)
     assert line.fetch(tmp_path / "base") == DATA and "describes another content" in str(line.errors)
+
+
+def test_who_only_promises_holds_up_no_fetch_and_ends_none(tmp_path: Path) -> None:
+    """It describes the content truly, and sends no piece; the honest one describes it later."""
+
+    def promises(request: SnapshotRequest) -> Any:
+        return CONTENT if request.piece < 0 else 1e9
+
+    line = Holding(a=promises, b=lambda request: [1.5, honest(request)])
+    assert line.fetch(tmp_path / "base") == DATA
+    with pytest.raises(NoReplica, match="came in part only"):
+        Holding(a=promises).fetch(tmp_path / "other")
+    with pytest.raises(NoReplica, match="no peer has the frozen weights"):
+        Holding(a=lambda request: 1e9).fetch(tmp_path / "other")
+
+
+def test_a_content_of_other_lengths_is_not_what_the_manifest_names(tmp_path: Path) -> None:
+    other = Content(
+        len(DATA),
+        CONTENT.piece_bytes // 2,
+        b"".join(hashlib.sha256(DATA[at : at + (1 << 20)]).digest() for at in range(0, len(DATA), 1 << 20)),
+    )
+    line = Holding(a=lambda request: other)
+    with pytest.raises(NoReplica, match="no peer has the frozen weights"):
+        run_virtual(
+            fetch_base(line.to_holders, [A], 1, tmp_path / "base", root=address(other).hex(), num_bytes=len(DATA))
+        )
+    assert "describes another content" in str(line.errors)
 
 
 def test_what_is_here_is_not_fetched_again(tmp_path: Path) -> None:
@@ -167,5 +200,7 @@ def test_a_manifest_names_a_root_for_each_stage() -> None:
         Manifest.model_validate({"model": odd, "lora": {"r": 4, "base": "nf4"}, "cut": {"stages": 2}})
     with pytest.raises(ValueError, match="each stage needs a layer to adapt"):
         Manifest.model_validate({"model": MODEL.model_dump(), "lora": {"r": 4}, "cut": {"stages": 2, "layers": (2, 0)}})
+    with pytest.raises(ValueError, match="names a matrix twice"):
+        Lora(r=4, target_modules=("q_proj", "q_proj"))
     with pytest.raises(ValueError, match='base has no effect without adapters: leave it at its default, "fp32"'):
         Lora(base="nf4")
